@@ -117,7 +117,8 @@ def _run(name: str, module: ModuleType, argv: list[str]) -> int:
     )
     module.add_arguments(parser)
     if getattr(module, "PASS_THROUGH", False):
-        args, args.rest = parser.parse_known_args(argv)
+        args, rest = parser.parse_known_args(argv)
+        args.rest = rest
     else:
         args = parser.parse_args(argv)
     status: int = module.run(args)

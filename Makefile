@@ -1,0 +1,60 @@
+# DSPARK_VENV=DIR  environment to make and use      PORT=N    port of `make serve`
+# PYTHON=PATH      Python 3.11 or 3.12 to make it   ARGS=...  further arguments of serve, test, gpu
+DSPARK_VENV ?= .venv
+PORT ?= 30000
+ARGS ?=
+
+usable = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c '$(usable)' 2>/dev/null && echo $$p && break; done)
+BIN = $(DSPARK_VENV)/bin
+GOLDEN = $(sort $(dir $(wildcard tests/golden/*/io.safetensors)))
+
+# One thread: on a busy machine more threads than free cores slow every small operation tenfold.
+test golden gpu: export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test golden gpu fmt lint type imports check clean
+
+help: ## list these targets
+	@echo "usage: make <target> [PORT=30000] [ARGS=...] [DSPARK_VENV=.venv] [PYTHON=python3.11]"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-10s %s\n", $$1, $$2 }'
+
+setup: ## make the environment and install everything, unless it is up to date
+	@test -n "$(PYTHON)" || { echo "setup: error: no Python 3.11 or 3.12 found; install one or set PYTHON=/path/to/python3.11." >&2; exit 1; }
+	@$(PYTHON) tools/setup_env.py --venv "$(DSPARK_VENV)"
+
+serve: setup ## make the demo target and serve it on 127.0.0.1:PORT; Ctrl-C ends it
+	@$(BIN)/dspark prepare
+	@exec $(BIN)/dspark serve --port $(PORT) $(ARGS)
+
+test: setup ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+golden: setup ## replay the reference vectors in tests/golden
+	@test -n "$(GOLDEN)" || { echo "golden: error: no io.safetensors below tests/golden." >&2; exit 1; }
+	@set -e; for folder in $(GOLDEN); do $(BIN)/dspark golden $$folder; done
+
+gpu: setup ## run the GPU tests; fails if none ran
+	$(BIN)/python tools/gpu_tests.py $(ARGS)
+
+fmt: setup ## format the code
+	$(BIN)/ruff check --fix --select I .
+	$(BIN)/ruff format .
+
+lint: setup ## check style, formatting, file sizes and the paths and commands named in the documentation
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tools/check_files.py
+	$(BIN)/python tools/check_docs.py
+
+type: setup ## check types (strict in sgl_dspark)
+	$(BIN)/mypy
+
+imports: setup ## check which package may import which
+	$(BIN)/lint-imports
+
+check: lint type imports test ## everything that a change must pass
+
+clean: ## remove caches and build products; the environment stays
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis ./*.egg-info
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
