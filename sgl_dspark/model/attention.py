@@ -70,6 +70,25 @@ def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), signed_sin)
 
 
+def visible_context(anchors: Tensor, block_keep: Tensor, seq_len: int) -> Tensor:
+    """Tell which context positions each block sees: those strictly before its anchor (Sec. 3.1).
+
+    Parameters
+    ----------
+    anchors : int64 [B, N]
+        Positions in [0, seq_len).
+    block_keep : bool [B, N]
+        False for padding blocks, which see nothing.
+    seq_len : int
+        S.
+
+    Returns
+    -------
+    bool [B, N, S]
+    """
+    return (torch.arange(seq_len, device=anchors.device) < anchors[..., None]) & block_keep[..., None]
+
+
 def block_mask(anchors: Tensor, block_keep: Tensor, seq_len: int, gamma: int) -> Tensor:
     """Tell which key each draft slot may attend to in the masked training forward (Sec. 3.1).
 
@@ -90,10 +109,9 @@ def block_mask(anchors: Tensor, block_keep: Tensor, seq_len: int, gamma: int) ->
         True = may attend; context keys first, then draft slots block by block.
     """
     num_blocks = anchors.shape[1]
-    context = torch.arange(seq_len, device=anchors.device) < anchors[..., None]
     own = torch.eye(num_blocks, dtype=torch.bool, device=anchors.device).repeat_interleave(gamma, 1)
-    rows = torch.cat((context, own.expand(len(anchors), -1, -1)), dim=-1) & block_keep[..., None]
-    return rows.repeat_interleave(gamma, 1)
+    own = own & block_keep[..., None]
+    return torch.cat((visible_context(anchors, block_keep, seq_len), own), dim=-1).repeat_interleave(gamma, 1)
 
 
 def dense_attend(context_k: Tensor, context_v: Tensor, mask: Tensor) -> Attend:
@@ -134,7 +152,7 @@ def window_attend(context_k: Tensor, context_v: Tensor, visible: Tensor) -> Atte
     context_k, context_v : [L, B, S, J, D]
         Context keys (normed and rotated) and values of every layer.
     visible : bool [B, N, S]
-        Context positions that each block sees. A block that sees none attends to its own slots.
+        From :func:`visible_context`, or of the same meaning. A block that sees none attends to its own slots.
 
     Returns
     -------

@@ -1,0 +1,1 @@
+"""Training of draft models: anchors, losses, data and the optimisation loop."""
