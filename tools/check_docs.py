@@ -13,7 +13,8 @@ from check_files import ROOT, project_files
 CODE_SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"[\w.*/-]+")
-MAKE = re.compile(r"(?:^|[\s&;|])make ((?:[A-Z_]+=\S+|[\w-]+)(?: (?:[A-Z_]+=\S+|[\w-]+))*)")
+MAKE = re.compile(r"(?:^|[\s&;|])make ((?:[\w-]+ ?)+)")
+ASSIGNMENT = re.compile(r"\b[A-Z_]+=(?:\"[^\"]*\"|\S*)\s*")
 DSPARK = re.compile(r"(?:^|[\s&;|/])dspark ([a-z][\w-]*)")
 BARE_FILE = re.compile(r"^\.?[\w-]+\.(?:py|md|toml|txt|yaml|yml|sh)$|^(?:Makefile|LICENSE|Dockerfile)$")
 # Folders of the repository: what starts with one of these is a path in it, present or not.
@@ -78,9 +79,9 @@ def check_code(code: str, root: Path, targets: set[str], commands: set[str]) -> 
             continue
         if not any(root.glob(pattern)):
             yield f"the path {path} does not exist."
-    for words in MAKE.findall(code):
+    for words in MAKE.findall(ASSIGNMENT.sub("", code)):
         for target in words.split():
-            if "=" not in target and target not in targets:
+            if target not in targets:
                 yield f"`make {target}` is no target of the Makefile."
     for command in DSPARK.findall(code):
         if command not in commands:

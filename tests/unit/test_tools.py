@@ -33,7 +33,7 @@ def problems(text, repository):
     "text",
     [
         "See `tools/here.py`, `tools/*.py`, `here.py` and `Makefile`.",
-        "Run `make test ARGS=-x`, then `dspark serve --port 1`; `dspark <command>`.",
+        'Run `make PORT=1 test ARGS="-x 8" test`, then `dspark serve --port 1`; `dspark <command>`.',
         "```\nmake test  # make nothing\n.venv/bin/dspark serve\n```",
         "[here](tools/here.py#top) [web](https://example.org/docs/gone.md)",
         "POST `/v1/docs/completions`; prose may say make sense or tools/gone.py.",
