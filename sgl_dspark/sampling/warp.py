@@ -104,6 +104,7 @@ def promote(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
+@torch.no_grad()
 def target_probs(
     logits: Tensor,
     temperatures: Tensor,
@@ -143,13 +144,14 @@ def target_probs(
         law = torch.zeros_like(logits, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
         return law.scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
     scaled = promote(logits) / torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(1)
-    probs = scaled.softmax(-1)
+    # In place: at T = 128 a second [T, V] buffer costs more in page faults than the softmax itself.
+    probs = torch.softmax(scaled, -1, out=scaled)
     if filters.min_p:
         # min-p only ever cuts the tail of the sorted order, so cutting first leaves top-k and top-p as they were.
         probs.masked_fill_(probs < probs.amax(-1, keepdim=True) * min_ps.unsqueeze(1), 0.0)
     if filters.top_p or filters.top_k_bound:
-        probs = _cut_sorted(probs, top_ks, top_ps, filters)
-    elif filters.min_p:
+        _cut_sorted(probs, top_ks, top_ps, filters)
+    if filters.min_p:
         probs /= probs.sum(-1, keepdim=True)
     if filters.greediness == "some":
         greedy = greedy_mask(temperatures, top_ks).unsqueeze(1)
@@ -157,49 +159,51 @@ def target_probs(
     return probs
 
 
-def _cut_sorted(probs: Tensor, top_ks: Tensor, top_ps: Tensor, filters: Filters) -> Tensor:
-    """Apply top-k and top-p, sorting no more columns than are needed to decide every row.
-
-    ``probs`` [T, V] may be overwritten; the result is normalised.
-    """
+def _cut_sorted(probs: Tensor, top_ks: Tensor, top_ps: Tensor, filters: Filters) -> None:
+    """Apply top-k and top-p to ``probs`` [T, V] in place, sorting no more columns than decide every row."""
     vocab_size = probs.shape[1]
     keep_k = torch.where((top_ks >= 1) & (top_ks < vocab_size), top_ks, vocab_size)
-    active_p = top_ps < 1
     # Infinite for rows without top-p: rounding of the cumulative sum must not cut them.
-    keep_p = torch.where(active_p, top_ps.to(probs.dtype), torch.inf)
+    keep_p = torch.where(top_ps < 1, top_ps.to(probs.dtype), torch.inf)
+    cut_rows = (keep_k < vocab_size) | (top_ps < 1)
     if filters.every_top_p_has_top_k:
-        cut = _cut_prefix(probs, keep_k, keep_p, max(filters.top_k_bound, 1))[0]
-    elif probs.device.type != "cpu":
-        # Asking which rows a prefix decides would be a synchronisation; a full sort is cheaper than that here.
-        cut = _cut_prefix(probs, keep_k, keep_p, vocab_size)[0]
+        width = max(filters.top_k_bound, 1)
+    elif probs.device.type == "cpu":
+        _cut_by_growing_prefixes(probs, keep_k, keep_p, cut_rows)
+        return
     else:
-        cut = _cut_by_growing_prefixes(probs, keep_k, keep_p, active_p)
-    unfiltered = (keep_k >= vocab_size) & ~active_p
-    result = torch.where(unfiltered.unsqueeze(1), probs, cut)
-    return result.div_(result.sum(-1, keepdim=True))
+        # Asking which rows a prefix decides would be a synchronisation; a full sort is cheaper than that here.
+        width = vocab_size
+    top, ids, _ = _survivors(probs, keep_k, keep_p, width)
+    kept_whole = (~cut_rows).to(probs.dtype).unsqueeze(1)
+    probs.mul_(kept_whole).scatter_add_(1, ids, top * (1 - kept_whole))
 
 
-def _cut_by_growing_prefixes(probs: Tensor, keep_k: Tensor, keep_p: Tensor, active_p: Tensor) -> Tensor:
-    """Cut every row with the shortest prefix of its sorted law that decides it; unfiltered rows come back as zeros."""
-    vocab_size = probs.shape[1]
-    result = torch.zeros_like(probs)
-    rows = ((keep_k < vocab_size) | active_p).nonzero().squeeze(1)
+def _cut_by_growing_prefixes(probs: Tensor, keep_k: Tensor, keep_p: Tensor, cut_rows: Tensor) -> None:
+    """Cut the marked rows in place, each with the shortest prefix of its sorted law that decides it."""
+    rows, vocab_size = probs.shape
+    undecided = cut_rows.nonzero().squeeze(1)
     for width in (*_PREFIXES, vocab_size):
-        if rows.numel() == 0:
-            break
-        whole = rows.numel() == probs.shape[0]
-        cut, decided = _cut_prefix(probs if whole else probs[rows], keep_k[rows], keep_p[rows], min(width, vocab_size))
-        if whole and bool(decided.all()):
-            return cut
-        result[rows[decided]] = cut[decided]
-        rows = rows[~decided]
-    return result
+        part = probs if undecided.numel() == rows else probs[undecided]
+        top, ids, decided = _survivors(part, keep_k[undecided], keep_p[undecided], min(width, vocab_size))
+        done = undecided[decided]
+        if done.numel() == rows:
+            probs.zero_().scatter_(1, ids, top)
+        else:
+            law = probs.new_zeros(done.numel(), vocab_size)
+            probs[done] = law.scatter_(1, ids[decided], top[decided])
+        undecided = undecided[~decided]
+        if undecided.numel() == 0:
+            return
 
 
-def _cut_prefix(probs: Tensor, keep_k: Tensor, keep_p: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Cut rows by their ``width`` most likely tokens; also tell which rows these tokens decide.
+def _survivors(probs: Tensor, keep_k: Tensor, keep_p: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut rows [N, V] by their ``width`` most likely tokens.
 
-    Returns the unnormalised law [N, V] and bool [N]: False where a token beyond the prefix might survive.
+    Returns
+    -------
+    law [N, width], ids int64 [N, width], decided bool [N]
+        The law of the survivors, normalised; their tokens; False where a token beyond the prefix might survive too.
     """
     vocab_size = probs.shape[1]
     if width < vocab_size:
@@ -207,7 +211,7 @@ def _cut_prefix(probs: Tensor, keep_k: Tensor, keep_p: Tensor, width: int) -> tu
     else:
         top, ids = probs.sort(dim=-1, descending=True)
     through = top.cumsum(-1)
-    ranks = torch.arange(top.shape[1], device=top.device)
-    dropped = (ranks >= keep_k.unsqueeze(1)) | (through - top > keep_p.unsqueeze(1))
-    decided = (keep_k <= width) | (through[:, -1] > keep_p)
-    return torch.zeros_like(probs).scatter_(1, ids, top.masked_fill_(dropped, 0.0)), decided
+    decided = (keep_k <= width) | (through[:, -1] > keep_p) | (width == vocab_size)
+    ranks = torch.arange(width, device=top.device)
+    top.masked_fill_((ranks >= keep_k.unsqueeze(1)) | (through - top > keep_p.unsqueeze(1)), 0.0)
+    return top.div_(top.sum(-1, keepdim=True)), ids, decided

@@ -1,0 +1,260 @@
+"""Left-to-right sampling of one block of drafts, with the law each token was drawn from.
+
+Shapes: R requests, G = gamma draft slots, V vocabulary, S shortlist (V when there is none), d hidden, r head rank.
+Slot j = 0..gamma-1 is the paper's k = j+1.
+
+Slot j draws from ``softmax((base_j + bias_j) / temperature)`` over its candidates (Sec. 3.1, Eq. 4), where the bias
+comes from the sequential head and the tokens drawn before it. The law is computed once, in fp32: it is the one drawn
+from and the one handed to verification. The released code draws from a bf16 softmax and accepts with an fp32 one,
+which is lossless only to about 2**-9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sgl_dspark.sampling.draw import draw
+from sgl_dspark.sampling.draw import uniforms as fresh_uniforms
+from sgl_dspark.sampling.warp import Greediness, greediness, promote
+
+
+class SequentialHeadLike(Protocol):
+    """What block sampling needs of a sequential head (see ``sgl_dspark.model.heads``)."""
+
+    def initial_state(self, rows: int, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+        """Give the state before slot 0, or None for a head without memory."""
+
+    def step(self, prev_tokens: Tensor, h: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Give the latent [R, r] of one slot and the state after it, from the previous token [R] and h [R, d]."""
+
+    def bias(self, latent: Tensor, candidates: Tensor | None) -> Tensor:
+        """Give the bias of the candidates [R, S], or of the whole vocabulary [R, V] when there are none."""
+
+
+class BlockDrafter(Protocol):
+    """What block sampling needs of a drafter (see ``sgl_dspark.model.drafter``)."""
+
+    @property
+    def markov_head(self) -> SequentialHeadLike | None:
+        """The sequential head; None drafts every slot on its own (DFlash)."""
+
+    def base_logits(self, h: Tensor) -> Tensor:
+        """Give logits [..., V] of hidden states [..., d]."""
+
+    def confidence_logits(self, h: Tensor, prev_tokens: Tensor) -> Tensor:
+        """Give fp32 confidence logits [...] from h [..., d] and the tokens before [...]."""
+
+
+@dataclass(frozen=True)
+class DraftBlock:
+    """One block of drafts per request and the law it was drawn from.
+
+    Attributes
+    ----------
+    tokens : int64 [R, gamma]
+    confidence_logits : fp32 [R, gamma]
+        Slot j saw the tokens before j in the block, never token j: what makes scheduling on it lossless.
+    candidates : int64 [R, gamma, S] or None
+        Vocabulary ids of the shortlist that ``probs`` is over; None when ``probs`` is over the vocabulary or absent.
+    probs : fp32 [R, gamma, S or V] or None
+        The law of each slot; one-hot for greedy rows. None when every row is greedy.
+    token_probs : fp32 [R, gamma] or None
+        ``probs`` at the drawn tokens. None when every row is greedy.
+    """
+
+    tokens: Tensor
+    confidence_logits: Tensor
+    candidates: Tensor | None = None
+    probs: Tensor | None = None
+    token_probs: Tensor | None = None
+
+
+def shortlist_of(base: Tensor, shortlist: int | None) -> tuple[Tensor, Tensor | None]:
+    """Pick each slot's candidates: its ``shortlist`` largest base logits.
+
+    Parameters
+    ----------
+    base : float [..., V]
+    shortlist : int or None
+        S >= 1; None or at least V keeps the vocabulary.
+
+    Returns
+    -------
+    base fp32 or fp64 [..., S] (or ``base`` itself), candidates int64 [..., S] or None
+
+    Raises
+    ------
+    ValueError
+        If ``shortlist`` is below 1.
+    """
+    if shortlist is not None and shortlist < 1:
+        raise ValueError(f"A shortlist of {shortlist} has no candidates; give at least 1, or None for the vocabulary.")
+    if shortlist is None or shortlist >= base.shape[-1]:
+        return base, None
+    top, candidates = base.topk(shortlist, dim=-1, sorted=False)
+    return promote(top), candidates
+
+
+def slot_logits(
+    head: SequentialHeadLike | None,
+    prev_tokens: Tensor,
+    h: Tensor,
+    base: Tensor,
+    candidates: Tensor | None,
+    state: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Give one slot's logits over its candidates, and the head's next state.
+
+    Parameters
+    ----------
+    head : SequentialHeadLike or None
+    prev_tokens : int64 [R]
+        The anchor for slot 0, else the token drawn at the slot before.
+    h : float [R, d]
+    base : float [R, S or V]
+    candidates : int64 [R, S] or None
+    state : float [R, ...] or None
+
+    Returns
+    -------
+    fp32 or fp64 [R, S or V], state
+    """
+    base = promote(base)
+    if head is None:
+        return base, state
+    latent, state = head.step(prev_tokens, h, state)
+    return base + head.bias(latent, candidates), state
+
+
+def slot_law(logits: Tensor, temperatures: Tensor, out: Tensor | None = None) -> Tensor:
+    """Turn one slot's logits into the law that is drawn from and accepted with.
+
+    Whatever this returns is lossless, as it serves both; a request's own top-k or top-p would be applied to the
+    draft here.
+
+    Parameters
+    ----------
+    logits : fp32 or fp64 [R, S or V]
+    temperatures : float [R, 1]
+        Positive.
+    out : optional
+        Where to write.
+
+    Returns
+    -------
+    Like ``logits``; rows sum to 1.
+    """
+    return torch.softmax(logits / temperatures, -1, out=out)
+
+
+@torch.no_grad()
+def sample_block(
+    drafter: BlockDrafter,
+    h: Tensor,
+    anchor_tokens: Tensor,
+    temperatures: Tensor,
+    *,
+    shortlist: int | None = None,
+    uniforms: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    greedy: Greediness | None = None,
+) -> DraftBlock:
+    """Draw every request's block, slot by slot, and the confidence of each slot (Sec. 3.1, Eq. 4-8).
+
+    Parameters
+    ----------
+    drafter : BlockDrafter
+    h : float [R, gamma, d]
+        Post-norm hidden states of this step's block.
+    anchor_tokens : int64 [R]
+    temperatures : fp32 [R]
+        0 marks a greedy row: argmax, and a one-hot law.
+    shortlist : int, optional
+        S: each slot draws from the S largest base logits only, and the head is evaluated on these only. Full
+        vocabulary by default.
+    uniforms : float [R, gamma], optional
+        In [0, 1), inverted through each slot's cumulative law; drawn from ``generator`` when absent.
+    generator : torch.Generator, optional
+    greedy : {"all", "none", "some"}, optional
+        The host's knowledge of which temperatures are 0. Sync: read from the device when absent.
+
+    Returns
+    -------
+    DraftBlock
+    """
+    greedy = greediness(temperatures == 0) if greedy is None else greedy
+    base, candidates = shortlist_of(drafter.base_logits(h), shortlist)
+    if greedy == "all":
+        tokens = _greedy_tokens(drafter.markov_head, h, anchor_tokens, base, candidates)
+        return DraftBlock(tokens, _confidence(drafter, h, anchor_tokens, tokens))
+    if uniforms is None:
+        uniforms = fresh_uniforms(*h.shape[:2], device=h.device, generator=generator)
+    greedy_rows = temperatures == 0 if greedy == "some" else None
+    tokens, choices, probs = _sampled_tokens(
+        drafter.markov_head, h, anchor_tokens, base, candidates, temperatures, greedy_rows, uniforms
+    )
+    if greedy_rows is not None:
+        probs.masked_fill_(greedy_rows.view(-1, 1, 1), 0.0)
+        probs.scatter_add_(
+            2, choices.unsqueeze(2), greedy_rows.to(probs.dtype).view(-1, 1, 1).expand(*choices.shape, 1)
+        )
+    token_probs = probs.gather(2, choices.unsqueeze(2)).squeeze(2)
+    return DraftBlock(tokens, _confidence(drafter, h, anchor_tokens, tokens), candidates, probs, token_probs)
+
+
+def _greedy_tokens(
+    head: SequentialHeadLike | None, h: Tensor, anchor_tokens: Tensor, base: Tensor, candidates: Tensor | None
+) -> Tensor:
+    """Take the argmax at every slot; no law is built."""
+    state = head.initial_state(h.shape[0], h.device, h.dtype) if head is not None else None
+    prev, tokens = anchor_tokens, []
+    for j in range(h.shape[1]):
+        listed = candidates[:, j] if candidates is not None else None
+        logits, state = slot_logits(head, prev, h[:, j], base[:, j], listed, state)
+        choice = logits.argmax(-1)
+        prev = choice if listed is None else listed.gather(1, choice.unsqueeze(1)).squeeze(1)
+        tokens.append(prev)
+    return torch.stack(tokens, 1)
+
+
+def _sampled_tokens(
+    head: SequentialHeadLike | None,
+    h: Tensor,
+    anchor_tokens: Tensor,
+    base: Tensor,
+    candidates: Tensor | None,
+    temperatures: Tensor,
+    greedy_rows: Tensor | None,
+    uniforms: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw every slot; greedy rows (bool [R], None for none) take the argmax.
+
+    Returns tokens int64 [R, gamma], their indices into the law int64 [R, gamma], and the laws [R, gamma, S or V],
+    which for greedy rows still hold the softmax at temperature 1.
+    """
+    rows, gamma = h.shape[:2]
+    divisors = (temperatures if greedy_rows is None else torch.where(greedy_rows, 1.0, temperatures)).unsqueeze(1)
+    state = head.initial_state(rows, h.device, h.dtype) if head is not None else None
+    # Slot-major, so that each slot's law is written in place and contiguous.
+    laws = torch.empty((gamma, *base[:, 0].shape), dtype=promote(base[:0]).dtype, device=h.device)
+    prev, tokens, choices = anchor_tokens, [], []
+    for j in range(gamma):
+        listed = candidates[:, j] if candidates is not None else None
+        logits, state = slot_logits(head, prev, h[:, j], base[:, j], listed, state)
+        choice = draw(slot_law(logits, divisors, out=laws[j]), uniforms[:, j])
+        if greedy_rows is not None:
+            choice = torch.where(greedy_rows, logits.argmax(-1), choice)
+        prev = choice if listed is None else listed.gather(1, choice.unsqueeze(1)).squeeze(1)
+        tokens.append(prev)
+        choices.append(choice)
+    return torch.stack(tokens, 1), torch.stack(choices, 1), laws.transpose(0, 1)
+
+
+def _confidence(drafter: BlockDrafter, h: Tensor, anchor_tokens: Tensor, tokens: Tensor) -> Tensor:
+    # Invariant: slot j sees the token before it and never its own, or a scheduler reading it would bias the output.
+    previous = torch.cat([anchor_tokens.unsqueeze(1), tokens[:, :-1]], 1)
+    return drafter.confidence_logits(h, previous)
