@@ -22,7 +22,7 @@ class BlockLabels:
     prev_tokens : int64
         Teacher-forced previous token: the anchor, then the labels of slots 0..G-2.
     target_rows : int64
-        Position anchor + j, clamped to S - 1: the target's final hidden state there predicts slot j.
+        Position anchor + j, whose final target hidden state predicts slot j; S - 2 for labels past the end.
     slot_valid : bool
         A contiguous prefix of each block: kept, inside the sequence and supervised without a gap.
     """
@@ -96,9 +96,11 @@ def block_labels(input_ids: Tensor, loss_mask: Tensor, anchors: Tensor, block_ke
     batch, seq_len = input_ids.shape
     labelled = anchors[..., None] + torch.arange(1, gamma + 1, device=anchors.device)
     inside = labelled < seq_len
-    flat = labelled.clamp(max=seq_len - 1).view(batch, -1)
+    # Slots past the end repeat the last label and its row, as the released code does.
+    labelled = labelled.clamp(max=seq_len - 1)
+    flat = labelled.view(batch, -1)
     target_ids = input_ids.gather(1, flat).view(labelled.shape)
     supervised = (loss_mask != 0).gather(1, flat).view(labelled.shape)
     valid = (inside & supervised & block_keep[..., None]).long().cumprod(-1).bool()
     prev_tokens = torch.cat((input_ids.gather(1, anchors)[..., None], target_ids[..., :-1]), dim=-1)
-    return BlockLabels(target_ids, prev_tokens, (labelled - 1).clamp(max=seq_len - 1), valid)
+    return BlockLabels(target_ids, prev_tokens, labelled - 1, valid)

@@ -1,0 +1,1 @@
+"""Replay of reference vectors: the draft and its training losses against numbers computed by the released code."""
