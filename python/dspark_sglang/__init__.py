@@ -1,0 +1,1 @@
+"""The SGLang side of sgl-dspark: platform, worker, attention backend and commands."""

@@ -1,0 +1,3 @@
+"""Attention executed from one ragged plan per step."""
+
+CPU_BACKEND_NAME = "dspark_cpu"

@@ -1,0 +1,1 @@
+"""Subcommands of ``dspark`` that need SGLang."""

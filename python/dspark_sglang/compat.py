@@ -1,0 +1,180 @@
+"""The only module that names what SGLang 0.5.23 keeps private or may move.
+
+Everything else imports SGLang's internals through here, so that a new SGLang
+version is one file to read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
+
+from sgl_dspark.errors import TargetMismatchError
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from torch import Tensor
+
+    from dspark_sglang.verify import VerifyInput, VerifyWindow
+    from sgl_dspark.config import DrafterConfig
+
+SUPPORTED_SGLANG = "0.5.23"
+
+__all__ = [
+    "SUPPORTED_SGLANG",
+    "AttentionBackend",
+    "BaseSpecWorker",
+    "CaptureHiddenMode",
+    "DFlashVerifyInput",
+    "KVWriteLoc",
+]
+
+
+def refuse_unsupported_layer(layer: RadixAttention) -> None:
+    """Raise if a layer asks for attention that the CPU backend does not compute.
+
+    Raises
+    ------
+    NotImplementedError
+        For cross or encoder attention, a sliding window, soft-capped logits, or
+        keys and values of different width.
+    """
+    window = layer.sliding_window_size
+    if layer.is_cross_attention or layer.attn_type == AttentionType.ENCODER_ONLY:
+        raise NotImplementedError("the dspark_cpu attention backend serves decoder self-attention only")
+    if (window is not None and window > -1) or layer.logit_cap:
+        raise NotImplementedError("the dspark_cpu attention backend has no sliding window and no logit soft cap")
+    if layer.qk_head_dim != layer.v_head_dim:
+        raise NotImplementedError("the dspark_cpu attention backend needs keys and values of one width")
+
+
+def target_embeddings(runner: ModelRunner) -> dict[str, Tensor]:
+    """Return the target's embedding and head, ``[V, d]`` each, for the draft to share.
+
+    SGLang pads both to a multiple of 64 rows; the padding is cut off without a copy.
+    """
+    vocab = runner.model_config.vocab_size
+    embed, head = runner.model.get_embed_and_head()
+    return {"target_embed": embed[:vocab], "target_lm_head": head[:vocab]}
+
+
+def check_target(draft: DrafterConfig, runner: ModelRunner) -> None:
+    """Raise `TargetMismatchError` unless the draft was made for a target of this shape."""
+    text = runner.model_config.hf_text_config
+    for name, wanted, got in (
+        ("vocab_size", draft.vocab_size, runner.model_config.vocab_size),
+        ("hidden_size", draft.hidden_size, text.hidden_size),
+        ("num_target_layers", draft.num_target_layers, text.num_hidden_layers),
+    ):
+        if wanted != got:
+            raise TargetMismatchError(
+                f"the draft was made for a target with {name} {wanted}, but this target has {got}; "
+                "give --speculative-draft-model-path the draft of this target"
+            )
+
+
+def num_kv_slots(runner: ModelRunner) -> int:
+    """Return the slots of the target's KV pool, the reserved padding slot included."""
+    return int(runner.token_to_kv_pool.get_key_buffer(runner.layer_info.start_layer).shape[0])
+
+
+def forward_target_prefill(worker: TpModelWorker, batch: ScheduleBatch) -> GenerationBatchResult:
+    """Run a prefill, sample each request's first token, and capture the features of every row."""
+    return worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.FULL)
+
+
+def forward_target_verify(
+    worker: TpModelWorker, batch: ScheduleBatch, verify_input: VerifyInput
+) -> LogitsProcessorOutput:
+    """Run the target over the flat rows of a verification; logits and features of every row.
+
+    ``batch.out_cache_loc`` holds the rows' slots. Fields of ``batch`` change; the
+    scheduler restores them.
+    """
+    forward_batch, _ = verify_input.prepare_for_verify(batch, worker)
+    forward_batch.mark_forward_metadata_ready()
+    return worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True).logits_output
+
+
+def take_features(logits_output: LogitsProcessorOutput) -> Tensor:
+    """Take the captured target features ``[rows, m * d]`` off a result, so that they are not copied to the host.
+
+    Raises
+    ------
+    RuntimeError
+        If the target model captured none, which means that it has no hook for it.
+    """
+    features = logits_output.hidden_states
+    if features is None:
+        raise RuntimeError("the target returned no layer outputs; its SGLang model class cannot serve a DSpark draft")
+    logits_output.hidden_states = None
+    return features
+
+
+def draft_input(bonus_tokens: Tensor, new_seq_lens: Tensor) -> DFlashDraftInputV2:
+    """Return what the next decode step starts from: each request's anchor and committed length."""
+    rows, device = new_seq_lens.numel(), bonus_tokens.device
+    nothing = torch.empty((rows, 0), device=device)
+    return DFlashDraftInputV2(
+        topk_p=nothing,
+        topk_index=nothing.long(),
+        bonus_tokens=bonus_tokens.long(),
+        new_seq_lens=new_seq_lens.long(),
+        hidden_states=nothing,
+    )
+
+
+def decode_result(
+    *,
+    logits_output: LogitsProcessorOutput | None,
+    out_tokens: Tensor,
+    accept_lens: Tensor,
+    new_seq_lens: Tensor,
+    bonus: Tensor,
+    stride: int,
+    verify_lens: Tensor | None = None,
+) -> GenerationBatchResult:
+    """Return a decode step's result in the V2 contract.
+
+    Parameters
+    ----------
+    out_tokens : int64 [R, stride]
+        Emitted tokens of each request, then padding.
+    accept_lens : int64 [R]
+        Emitted tokens, bonus included.
+    bonus : int64 [R]
+        Last emitted token of each request, the next anchor.
+    """
+    return GenerationBatchResult(
+        logits_output=logits_output,
+        next_token_ids=out_tokens.reshape(-1),
+        accept_lens=accept_lens.to(torch.int32),
+        block_accept_lens=accept_lens.to(torch.int32),
+        cap_lens=None if verify_lens is None else verify_lens.to(torch.int32),
+        next_draft_input=draft_input(bonus, new_seq_lens),
+        new_seq_lens=new_seq_lens,
+        speculative_num_draft_tokens=stride,
+        can_run_cuda_graph=False,
+    )
+
+
+def add_logprobs(
+    batch: ScheduleBatch, logits_output: LogitsProcessorOutput, out_tokens: Tensor, window: VerifyWindow
+) -> None:
+    """Fill a verification's log-probabilities, one row per emitted token."""
+    logits_output.next_token_logits = window.unpack(logits_output.next_token_logits)
+    compute_spec_logprobs(batch, logits_output, out_tokens.reshape(-1), chain_stride=out_tokens.shape[1])

@@ -1,0 +1,92 @@
+"""The functions that wrap SGLang's own, and why each is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookType
+
+from dspark_sglang import admission, selection, slots
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One wrapped function of SGLang."""
+
+    target: str
+    kind: HookType
+    function: Callable[..., Any]
+    why: str
+
+
+class _DeviceAnswer:
+    """A view of SGLang's configuration that answers one question differently."""
+
+    def __init__(self, view: Any, device: str) -> None:
+        self._view = view
+        self.device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+
+def _resolve_dspark_arguments(original: Callable[..., Any], server_args: Any) -> Any:
+    # Upstream: 0.5.23 refuses DSPARK on a CPU by device name, before it asks the
+    # platform whether it brings a worker. Remove when the check asks the platform.
+    from sglang.srt.arg_groups import speculative_hook
+
+    view = speculative_hook.resolving_view
+    if view(server_args).device != "cpu" or selection.worker_choice() == selection.UPSTREAM:
+        return original(server_args)
+    speculative_hook.resolving_view = lambda args: _DeviceAnswer(view(args), "cuda")
+    try:
+        return original(server_args)
+    finally:
+        speculative_hook.resolving_view = view
+
+
+def _create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:
+    return selection.worker_class(algorithm.name) or original(algorithm, server_args)
+
+
+def _assign_slots(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    # Upstream: 0.5.23 launches a Triton kernel wherever its in-tree CPU engine is off.
+    # Remove when the function asks the tensor's device.
+    if args[1].device.type != "cpu":
+        return original(*args, **kwargs)
+    return slots.assign_req_to_token(*args[:5])
+
+
+def _refuse_inexact_requests(tokenized: Any, *_: Any, **__: Any) -> Any:
+    admission.refuse_unsupported(tokenized)
+    return tokenized
+
+
+HOOKS: tuple[Hook, ...] = (
+    Hook(
+        "sglang.srt.arg_groups.speculative_hook._handle_dspark",
+        HookType.AROUND,
+        _resolve_dspark_arguments,
+        "lets DSPARK resolve on a CPU",
+    ),
+    Hook(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker",
+        HookType.AROUND,
+        _create_worker,
+        "puts our worker under the name DSPARK",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func",
+        HookType.AROUND,
+        _assign_slots,
+        "reserves verification slots without Triton",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._create_tokenized_object",
+        HookType.AFTER,
+        _refuse_inexact_requests,
+        "answers 400 to what would not be exact",
+    ),
+)

@@ -1,0 +1,1 @@
+"""SGLang platforms that this package brings."""

@@ -1,0 +1,96 @@
+"""From SGLang's per-batch sampling tensors to our laws and verdicts.
+
+Shape legend: R requests, W = gamma + 1 columns, T = sum of verify_lens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from sgl_dspark.sampling.rejection import Verdict, verify
+from sgl_dspark.sampling.warp import Filters, target_probs
+
+if TYPE_CHECKING:
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+    from torch import Tensor
+
+    from dspark_sglang.verify import VerifyWindow
+    from sgl_dspark.sampling.block import DraftBlock
+    from sgl_dspark.sampling.warp import Greediness
+
+
+@dataclass(frozen=True)
+class RowSampling:
+    """Sampling parameters of the running requests.
+
+    Attributes
+    ----------
+    greediness : {"all", "none", "some"}
+        Which requests are greedy, known on the host.
+    greedy_rows : bool [R]
+        Greedy requests: exact argmax rows, never a small temperature.
+    draft_temperatures : fp32 [R]
+        Each request's temperature, 0 for greedy ones.
+    top_ks : int [R]; top_ps, min_ps : fp32 [R]
+        As in `sgl_dspark.sampling.warp.target_probs`.
+    filtered : bool
+        Whether any request has a top-k, top-p or min-p.
+    """
+
+    greediness: Greediness
+    greedy_rows: Tensor
+    draft_temperatures: Tensor
+    top_ks: Tensor
+    top_ps: Tensor
+    min_ps: Tensor
+    filtered: bool
+
+    @classmethod
+    def of(cls, info: SamplingBatchInfo) -> RowSampling:
+        """Read the parameters of a batch; SGLang writes greedy as top-k 1 at temperature 1."""
+        greedy_rows = info.top_ks <= 1
+        temperatures = info.temperatures.view(-1)
+        greediness: Greediness = "all" if info.is_all_greedy else "some" if info.is_any_greedy else "none"
+        if greediness != "none":
+            temperatures = temperatures.masked_fill(greedy_rows, 0.0)
+        filtered = info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
+        return cls(greediness, greedy_rows, temperatures, info.top_ks, info.top_ps, info.min_ps, filtered)
+
+    def target_law(self, logits: Tensor, window: VerifyWindow) -> Tensor:
+        """Return the target's law of every verified row, fp32 [T, V]."""
+        per_row = [
+            torch.repeat_interleave(values, window.verify_lens, output_size=logits.shape[0])
+            for values in (self.draft_temperatures, self.top_ks, self.top_ps, self.min_ps)
+        ]
+        # Sync: with filters, their bounds are read back (free on a CPU).
+        filters = None if self.filtered else Filters(0, False, False, True, self.greediness)
+        return target_probs(logits, *per_row, filters=filters)
+
+
+def accept(block: DraftBlock, window: VerifyWindow, logits: Tensor, rows: RowSampling) -> Verdict:
+    """Accept a prefix of every block and emit one token more.
+
+    Parameters
+    ----------
+    block : DraftBlock
+        The drafts and the law they were drawn from.
+    window : VerifyWindow
+        Which of them were verified.
+    logits : float [T, V]
+        The target's logits of the verified rows.
+    rows : RowSampling
+        The requests' sampling parameters.
+    """
+    argmax = None if rows.greediness == "none" else logits.argmax(-1)
+    probs = None if rows.greediness == "all" else rows.target_law(logits, window)
+    return verify(
+        block,
+        window.verify_lens,
+        target_argmax=argmax,
+        target_probs=probs,
+        greedy_rows=rows.greedy_rows,
+        greedy=rows.greediness,
+    )

@@ -1,0 +1,32 @@
+"""Which worker runs under the algorithm name DSPARK."""
+
+from __future__ import annotations
+
+import os
+
+ALGORITHM = "DSPARK"
+WORKER_VARIABLE = "SGL_DSPARK_WORKER"
+OURS, UPSTREAM = "ours", "upstream"
+
+
+def worker_choice() -> str:
+    """Return ``ours`` or ``upstream`` from ``SGL_DSPARK_WORKER``.
+
+    Raises
+    ------
+    ValueError
+        If the variable holds anything else; unset and empty mean ours.
+    """
+    choice = os.environ.get(WORKER_VARIABLE, "").strip().lower() or OURS
+    if choice not in (OURS, UPSTREAM):
+        raise ValueError(f"{WORKER_VARIABLE} must be '{OURS}' or '{UPSTREAM}', not '{choice}'")
+    return choice
+
+
+def worker_class(algorithm: str) -> type | None:
+    """Return our worker class for ``algorithm``, or None to leave SGLang's own in place."""
+    if algorithm.upper() != ALGORITHM or worker_choice() == UPSTREAM:
+        return None
+    from dspark_sglang.worker import DsparkWorker
+
+    return DsparkWorker

@@ -1,0 +1,119 @@
+"""What one ragged target verification reads and writes.
+
+Shape legend: R requests, W = gamma + 1 columns, T = sum of verify_lens rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from dspark_sglang import compat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass
+class VerifyWindow:
+    """Positions and slots of the verification window of every request.
+
+    Attributes
+    ----------
+    prefix_lens : list of int, length R
+        Committed tokens, which is also the anchor's position.
+    verify_lens : int64 [R]
+        Tokens verified, anchor included, in 1..W.
+    verify_lens_list : list of int
+        The same on the host.
+    positions, slots : int64 [R, W]
+        Position and KV slot of the anchor and of each draft.
+    qo_indptr : int64 [R + 1]
+        First flat row of each request, then T.
+    packed : int64 [T] or None
+        Flat index into ``[R, W]`` of each verified row; None when all of it is.
+    """
+
+    prefix_lens: list[int]
+    verify_lens: Tensor
+    verify_lens_list: list[int]
+    positions: Tensor
+    slots: Tensor
+    qo_indptr: Tensor
+    packed: Tensor | None
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        seq_lens: Tensor,
+        prefix_lens_cpu: Tensor,
+        verify_lens_cpu: Tensor,
+        req_pool_indices: Tensor,
+        req_to_token: Tensor,
+        offsets: Tensor,
+    ) -> VerifyWindow:
+        """Lay the window out.
+
+        Parameters
+        ----------
+        seq_lens, prefix_lens_cpu : int64 [R]
+            Committed lengths, on the device and on the host.
+        verify_lens_cpu : int64 [R]
+            In 1..W.
+        req_pool_indices : int64 [R]
+            Row of ``req_to_token`` of each request.
+        req_to_token : int [requests, max context]
+            Slots that SGLang reserved, past the committed length too.
+        offsets : int64 [W]
+            0..W-1.
+        """
+        device = seq_lens.device
+        width = offsets.numel()
+        positions = seq_lens.unsqueeze(1) + offsets
+        # Columns past the table's end are never verified; clamping keeps the lookup legal.
+        columns = positions.clamp(max=req_to_token.shape[1] - 1)
+        slots = req_to_token[req_pool_indices.unsqueeze(1), columns].long()
+        lens = verify_lens_cpu.tolist()
+        verify_lens = verify_lens_cpu.to(device)
+        indptr = torch.zeros(len(lens) + 1, dtype=torch.int64)
+        indptr[1:] = torch.cumsum(verify_lens_cpu, 0)
+        packed = None
+        if int(indptr[-1]) != len(lens) * width:
+            rows = torch.arange(width).unsqueeze(0) < verify_lens_cpu.unsqueeze(1)
+            packed = rows.view(-1).nonzero().view(-1).to(device)
+        return cls(prefix_lens_cpu.tolist(), verify_lens, lens, positions, slots, indptr.to(device), packed)
+
+    def pack(self, values: Tensor) -> Tensor:
+        """Select the verified rows of ``[R, W]`` values, flat and request-major: ``[T]``."""
+        flat = values.reshape(-1)
+        return flat if self.packed is None else flat.index_select(0, self.packed)
+
+    def unpack(self, rows: Tensor) -> Tensor:
+        """Spread verified rows ``[T, ...]`` over the full window ``[R * W, ...]``; the rest is zero."""
+        if self.packed is None:
+            return rows
+        full = rows.new_zeros((self.positions.numel(), *rows.shape[1:]))
+        return full.index_copy_(0, self.packed, rows)
+
+
+class VerifyInput(compat.DFlashVerifyInput):
+    """SGLang's verify input, plus what our attention plan needs on the host."""
+
+    verify_lens_cpu: list[int]
+    prefix_lens_cpu: list[int]
+
+    @classmethod
+    def of(cls, tokens: Tensor, window: VerifyWindow) -> VerifyInput:
+        """Describe the verification of flat ``tokens`` [T] laid out by ``window``."""
+        made = cls(
+            draft_token=tokens,
+            positions=window.pack(window.positions),
+            draft_token_num=window.positions.shape[1],
+            capture_hidden_mode=compat.CaptureHiddenMode.FULL,
+        )
+        made.verify_lens_cpu = window.verify_lens_list
+        made.prefix_lens_cpu = window.prefix_lens
+        return made
