@@ -95,7 +95,8 @@ def _batches(rows: list[tuple[list[int], int]], recipe: TargetRecipe) -> Iterato
         rng.shuffle(rows)
         groups = []
         for start in range(0, len(rows), 1024):
-            pool, group = sorted(rows[start : start + 1024], key=lambda row: len(row[0])), []
+            pool = sorted(rows[start : start + 1024], key=lambda row: len(row[0]))
+            group: list[tuple[list[int], int]] = []
             for row in pool:
                 if group and (len(group) + 1) * len(row[0]) > recipe.tokens_per_step:
                     groups.append(group)

