@@ -32,8 +32,8 @@ class TargetRecipe:
     """How long and on what the fixture target trains."""
 
     seed: int = 7
-    steps: int = 2600
-    tokens_per_step: int = 2048
+    steps: int = 2000
+    tokens_per_step: int = 1536
     conversations: int = 40_000
     learning_rate: float = 3e-3
     warmup_steps: int = 80

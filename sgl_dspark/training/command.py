@@ -36,7 +36,7 @@ def run(args: Namespace) -> int:
 
             fit(args, _log)
         else:
-            from sgl_dspark.training.measure import measure
+            from sgl_dspark.evaluation.measure import measure
 
             measure(args, _log)
     except DsparkError as error:
@@ -93,4 +93,10 @@ def _fit_arguments(stage: ArgumentParser) -> None:
 
 def _evaluate_arguments(stage: ArgumentParser) -> None:
     stage.add_argument("--draft", type=Path, required=True, help="draft folder")
-    stage.add_argument("--prompts", type=Path, required=True, help="JSONL of prompts")
+    stage.add_argument("--prompts", type=Path, required=True, help="JSONL of prompts that were not trained on")
+    stage.add_argument("--limit", type=int, default=None, help="use only the first prompts")
+    stage.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="one pass each")
+    stage.add_argument("--max-new-tokens", type=int, default=256, help="tokens per response")
+    stage.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of target and draft")
+    stage.add_argument("--seed", type=int, default=980406, help="plus the prompt's index seeds its sampling")
+    stage.add_argument("--out", type=Path, default=None, help="write the figures as JSON")
