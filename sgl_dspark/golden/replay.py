@@ -18,6 +18,7 @@ from sgl_dspark.model.checkpoint import WEIGHTS_FILE
 from sgl_dspark.model.context import concat_features
 from sgl_dspark.model.drafter import Drafter
 from sgl_dspark.model.incremental import IncrementalDrafter
+from sgl_dspark.sampling.block import sample_block
 from sgl_dspark.training.anchors import BlockLabels, block_labels, candidate_anchors
 from sgl_dspark.training.forward import blocks_hidden, draft_logits, head_latents
 from sgl_dspark.training.fused import chunked_loss
@@ -150,12 +151,15 @@ def _replay_incremental(folder: GoldenFolder, drafter: Drafter, suffix: str) -> 
         request.append(io["context_features"][0, request.cache.length : anchor])
         hidden.append(request.block_hidden(int(io["input_ids"][0, anchor])))
     h = torch.stack(hidden)
-    tokens, logits, confidence = draft_greedily(drafter, h, io["input_ids"][0, io["incremental_anchors"]])
+    anchors = io["input_ids"][0, io["incremental_anchors"]]
+    tokens, logits, confidence = draft_greedily(drafter, h, anchors)
+    block = sample_block(drafter, h, anchors, torch.zeros(len(h)))
     return [
         _absolute(f"incremental_hidden{suffix}", h, io["incremental_hidden"]),
         _exact(f"greedy_tokens{suffix}", tokens, io["greedy_tokens"]),
         _absolute(f"greedy_logits{suffix}", logits, io["greedy_logits"]),
         _absolute(f"greedy_confidence_logits{suffix}", confidence, io["greedy_confidence_logits"]),
+        _exact(f"greedy_tokens (sampler){suffix}", block.tokens, io["greedy_tokens"]),
     ]
 
 

@@ -99,7 +99,8 @@ def slot_losses(
         None when the draft has no confidence head.
     """
     log_probs = draft_logits.float().log_softmax(-1)
-    target_probs = target_logits.detach().float().softmax(-1)
+    # The same operations as for the draft, so that equal logits are at distance 0 exactly.
+    target_probs = target_logits.detach().float().log_softmax(-1).exp()
     ce = -log_probs.gather(-1, labels[..., None])[..., 0]
     tv = (log_probs.exp() - target_probs).abs().sum(-1)
     accept = 1 - 0.5 * tv.detach()
