@@ -129,7 +129,8 @@ def conversations(seed: int, count: int) -> Iterator[tuple[str, str]]:
     Parameters
     ----------
     seed : int
-        Seed of the generators; different seeds give different tasks, which is what keeps training and evaluation apart.
+        Seed of the generators. reasoning-gym seeds task i with ``seed + i``, so seeds give different tasks only when
+        they lie further apart than ``count``; kinds with few tasks, syllogism above all, repeat some anyhow.
     count : int
         Number of pairs.
     """

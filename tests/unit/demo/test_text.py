@@ -1,0 +1,48 @@
+"""Fixture text and demo prompts: seeded, worked, and disjoint between training and evaluation."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+pytest.importorskip("reasoning_gym")
+
+from sgl_dspark.demo.fixture_text import WRITERS, conversations
+from sgl_dspark.demo.prompts import corpus_questions, prompts, split_of
+
+
+def test_conversations_are_a_function_of_the_seed() -> None:
+    first, again, other = (list(conversations(seed, 30)) for seed in (1, 1, 2_000_000))
+    assert first == again
+    assert len({q for q, _ in first} & {q for q, _ in other}) < 8
+
+
+def test_every_kind_is_worked_out() -> None:
+    pairs = list(conversations(5, len(WRITERS)))
+    assert all(len(answer.split()) >= 5 for _, answer in pairs)
+
+
+def test_chain_sums_are_summed_step_by_step() -> None:
+    question, answer = list(conversations(3, 2))[1]
+    expression = question.rsplit(": ", 1)[1].removesuffix(" =")
+    total = eval(expression)  # noqa: S307
+    assert answer.endswith(f"The final answer is {total}.")
+
+
+def test_splits_share_no_prompt() -> None:
+    train, held_out = (list(itertools.islice(prompts(split, 0), 300)) for split in ("train", "held-out"))
+    assert not {p["turns"][0] for p in train} & {p["turns"][0] for p in held_out}
+    assert not set(corpus_questions("train")) & set(corpus_questions("held-out"))
+    assert {p["kind"] for p in train} == {p["kind"] for p in held_out} | {p["kind"] for p in train}
+
+
+def test_split_depends_on_the_text_alone() -> None:
+    assert split_of("What is a volcano?") == split_of("What is a volcano?")
+    shares = [split_of(str(i)) == "held-out" for i in range(5000)]
+    assert 0.06 < sum(shares) / len(shares) < 0.10
+
+
+def test_an_unknown_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="split must be one of"):
+        next(prompts("test", 0))
