@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sgl_dspark.sampling.draw import draw
 from sgl_dspark.sampling.draw import uniforms as fresh_uniforms
+from sgl_dspark.sampling.topk import largest
 from sgl_dspark.sampling.warp import Greediness, greediness, promote
 
 
@@ -95,8 +96,9 @@ def shortlist_of(base: Tensor, shortlist: int | None) -> tuple[Tensor, Tensor | 
         raise ValueError(f"A shortlist of {shortlist} has no candidates; give at least 1, or None for the vocabulary.")
     if shortlist is None or shortlist >= base.shape[-1]:
         return base, None
-    top, candidates = base.topk(shortlist, dim=-1, sorted=False)
-    return promote(top), candidates
+    shape = (*base.shape[:-1], shortlist)
+    top, candidates = largest(base.flatten(0, -2), shortlist, ordered=False)
+    return promote(top).view(shape), candidates.view(shape)
 
 
 def slot_logits(

@@ -28,6 +28,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sgl_dspark.sampling.topk import largest
+
 Greediness = Literal["all", "none", "some"]
 """Which rows of a batch are greedy, known on the host so that no device value has to be read back."""
 
@@ -207,7 +209,7 @@ def _survivors(probs: Tensor, keep_k: Tensor, keep_p: Tensor, width: int) -> tup
     """
     vocab_size = probs.shape[1]
     if width < vocab_size:
-        top, ids = probs.topk(width, dim=-1)
+        top, ids = largest(probs, width)
     else:
         top, ids = probs.sort(dim=-1, descending=True)
     through = top.cumsum(-1)
