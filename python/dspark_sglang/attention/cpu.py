@@ -34,9 +34,7 @@ def _run_tile(
     q_BKRD = rows.view(b, q, num_kv, group, dim).permute(0, 2, 1, 3, 4).reshape(b, num_kv, q * group, dim)
     k_BKLD = keys_SKD.index_select(0, tile.slots).view(b, kv, num_kv, dim).transpose(1, 2)
     v_BKLD = values_SKD.index_select(0, tile.slots).view(b, kv, num_kv, dim).transpose(1, 2)
-    out = F.scaled_dot_product_attention(
-        q_BKRD, k_BKLD, v_BKLD, attn_mask=tile.bias(q_BKRD.dtype, group), scale=scale
-    )
+    out = F.scaled_dot_product_attention(q_BKRD, k_BKLD, v_BKLD, attn_mask=tile.bias(q_BKRD.dtype, group), scale=scale)
     return out.reshape(b, num_kv, q, group, dim).permute(0, 2, 1, 3, 4).reshape(b * q, num_kv, group, dim)
 
 

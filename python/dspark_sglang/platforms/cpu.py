@@ -2,12 +2,13 @@
 
 SGLang's in-tree CPU engine needs AMX kernels from a CUDA build; an out-of-tree
 platform without capabilities makes it take its torch implementations instead.
+
+SGLang loads this module while it is itself being imported, so import ``sglang`` first.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.platforms.cpu import CpuDeviceMixin
@@ -83,13 +84,3 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
         from dspark_sglang.attention.register import register_cpu_backend
 
         register_cpu_backend()
-
-
-def default_threads() -> int:
-    """Threads for the model: all usable cores but one, at least one.
-
-    The remaining core serves HTTP and tokenisation; a model thread that shares its
-    core with them makes every small operation wait for it.
-    """
-    cores = len(os.sched_getaffinity(0))
-    return max(1, cores - 1)

@@ -1,0 +1,207 @@
+"""Start SGLang's server with our worker in place, or say why not.
+
+SGLang logs a plugin that fails and goes on with its own code. So this checks, before
+anything is loaded, that every hook took and that DSPARK would build our worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sgl_dspark.errors import ConfigError, LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
+
+SUPPORTED_SGLANG = "0.5.23"
+DEMO_DRAFT = Path(__file__).resolve().parents[2] / "checkpoints" / "smollm2-135m-dspark"
+_MODEL_FLAGS = ("--model-path", "--model")
+_DRAFT_FLAGS = ("--speculative-draft-model-path", "--speculative-draft-model")
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What ``dspark serve`` was asked for.
+
+    Attributes
+    ----------
+    arguments : list of str
+        SGLang's command line, the user's flags first and unchanged.
+    speculative : bool
+        Whether our worker is meant to serve.
+    """
+
+    arguments: list[str]
+    speculative: bool
+
+
+def flag_value(arguments: Sequence[str], *names: str) -> str | None:
+    """Return the last value given to any of ``names``, as ``--flag value`` or ``--flag=value``."""
+    found = None
+    for index, argument in enumerate(arguments):
+        for name in names:
+            if argument == name and index + 1 < len(arguments):
+                found = arguments[index + 1]
+            elif argument.startswith(name + "="):
+                found = argument[len(name) + 1 :]
+    return found
+
+
+def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool) -> LaunchPlan:
+    """Complete the user's SGLang flags.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        What the user gave, passed on unchanged.
+    plain : bool
+        Serve the target alone.
+    cuda : bool
+        Whether a CUDA device is there; without one ``--device cpu`` is added.
+
+    Returns
+    -------
+    LaunchPlan
+        Without a model: the demo target and its draft. With a draft: DSPARK.
+
+    Raises
+    ------
+    ConfigError
+        If a target is given without a draft, or a draft with ``--plain``.
+    """
+    full = list(arguments)
+    algorithm = flag_value(full, "--speculative-algorithm")
+    draft = flag_value(full, *_DRAFT_FLAGS)
+    # A configuration file may hold any flag, so nothing is concluded from an absence.
+    configured = flag_value(full, "--config") is not None
+    if flag_value(full, *_MODEL_FLAGS) is None and not configured:
+        full += ["--model-path", str(_demo_target())]
+        if draft is None and algorithm is None and not plain:
+            draft = str(DEMO_DRAFT)
+            full += [_DRAFT_FLAGS[0], draft]
+    if plain:
+        if draft is not None or algorithm is not None:
+            raise ConfigError("--plain serves the target alone; leave out the --speculative-* flags or --plain")
+    elif algorithm is None and not configured:
+        if draft is None:
+            raise ConfigError(
+                "no draft for this target: give --speculative-draft-model-path, or --plain to serve without one"
+            )
+        full += ["--speculative-algorithm", "DSPARK"]
+        algorithm = "DSPARK"
+    if not cuda and flag_value(full, "--device") is None and not configured:
+        full += ["--device", "cpu"]
+    return LaunchPlan(full, algorithm is not None and algorithm.upper() == "DSPARK")
+
+
+def _demo_target() -> Path:
+    from sgl_dspark.demo.smollm2 import prepare
+
+    return prepare(None, lambda line: print(f"prepare: {line}", file=sys.stderr, flush=True))  # noqa: T201
+
+
+def check_version() -> None:
+    """Raise `LaunchError` unless the SGLang that this package was written for is installed."""
+    try:
+        version = metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        raise LaunchError("SGLang is not installed; run: pip install 'sgl-dspark[serve]'") from None
+    if version != SUPPORTED_SGLANG:
+        raise LaunchError(
+            f"SGLang {version} is installed, but this version of sgl-dspark hooks into {SUPPORTED_SGLANG}; "
+            f"run: pip install sglang=={SUPPORTED_SGLANG}"
+        )
+
+
+def check_plugin() -> None:
+    """Load SGLang's plugins and raise `LaunchError` unless all of ours took effect."""
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from dspark_sglang import plugin, selection
+
+    load_plugins()
+    if not plugin.RECORD.registered:
+        raise LaunchError(
+            "SGLang did not load the dspark plugin; reinstall sgl-dspark, and include dspark in SGLANG_PLUGINS if set"
+        )
+    missing = plugin.missing_hooks()
+    if missing:
+        raise LaunchError(f"SGLang did not take the hook on {missing[0]}; run dspark doctor")
+    if selection.worker_choice() == selection.OURS:
+        built = SpeculativeAlgorithm.DSPARK.create_worker(None)
+        if built is not selection.worker_class("DSPARK"):
+            raise LaunchError(
+                f"DSPARK would build {built.__module__}.{built.__qualname__} instead of our worker; run dspark doctor"
+            )
+
+
+def set_threads() -> None:
+    """Give the model its default number of threads on a CPU, unless the environment names one."""
+    from dspark_sglang.threads import default_threads
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = str(default_threads())
+    logger.info("model threads: %s (OMP_NUM_THREADS)", os.environ["OMP_NUM_THREADS"])
+
+
+def serve(plan: LaunchPlan) -> None:
+    """Run the server until it is stopped, then end every child process.
+
+    Raises
+    ------
+    DsparkError
+        One sentence, before anything is loaded, if it cannot serve as asked.
+    """
+    from dspark_sglang import preflight, selection
+
+    check_version()
+    selection.worker_choice()
+    target = flag_value(plan.arguments, *_MODEL_FLAGS)
+    config = preflight.check_target(target) if target is not None else None
+    draft = flag_value(plan.arguments, *_DRAFT_FLAGS)
+    if plan.speculative and config is not None and draft is not None:
+        preflight.check_pair(config, draft)
+    check_plugin()
+
+    from sglang.srt.arg_groups.overrides import resolving_view
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    server_args = prepare_server_args(plan.arguments)
+    if server_args.device == "cpu":
+        set_threads()
+    preflight.check_port(server_args.host, server_args.port)
+    server_args.resolve_once()
+    view = resolving_view(server_args)
+    if plan.speculative and selection.worker_choice() == selection.OURS:
+        preflight.refuse_flags(view)
+    try:
+        _run(server_args, view)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+def _run(server_args: Any, view: Any) -> None:
+    from sglang.srt.entrypoints.http_server import launch_server
+
+    launch_server(server_args, launch_callback=lambda: _announce(view))
+
+
+def _announce(view: Any) -> None:
+    host = "127.0.0.1" if view.host in ("0.0.0.0", "::") else view.host
+    sys.stderr.write(
+        f"\nReady. Ask it something:\n\ncurl -s http://{host}:{view.port}/v1/chat/completions "
+        "-H 'Content-Type: application/json' \\\n"
+        '  -d \'{"model": "default", "messages": [{"role": "user", "content": "What is a prime number?"}], '
+        '"max_tokens": 64}\'\n\n'
+    )
+    sys.stderr.flush()
