@@ -98,13 +98,23 @@ def forward_target_prefill(worker: TpModelWorker, batch: ScheduleBatch) -> Gener
 
 
 def forward_target_verify(
-    worker: TpModelWorker, batch: ScheduleBatch, verify_input: VerifyInput
+    worker: TpModelWorker, batch: ScheduleBatch, verify_input: VerifyInput, *, lens_include_window: bool
 ) -> LogitsProcessorOutput:
     """Run the target over the flat rows of a verification; logits and features of every row.
 
     ``batch.out_cache_loc`` holds the rows' slots. Fields of ``batch`` change; the
     scheduler restores them.
+
+    Parameters
+    ----------
+    lens_include_window : bool
+        Whether the attention backend wants host lengths that count the window, as
+        SGLang's do unless they build verify metadata themselves.
     """
+    backend = worker.model_runner.attn_backend
+    if lens_include_window and not hasattr(backend, "make_forward_metadata_from_raw_verify"):
+        batch.seq_lens_cpu = batch.seq_lens_cpu + torch.tensor(verify_input.verify_lens_cpu)
+        batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
     forward_batch, _ = verify_input.prepare_for_verify(batch, worker)
     forward_batch.mark_forward_metadata_ready()
     return worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True).logits_output

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dspark_sglang import compat
+from dspark_sglang.attention.cpu import CpuRaggedBackend
 from dspark_sglang.attention.layout import build_plan
 from dspark_sglang.config import WorkerConfig
 from dspark_sglang.draft_kv import DraftKvPool
@@ -62,6 +63,7 @@ class DsparkWorker(compat.BaseSpecWorker):
         self.drafter.fuse_for_serving()
         self._offsets = torch.arange(self.stride, device=self.device)
         self._pool: DraftKvPool | None = None
+        self._ragged = False
         logger.info(
             "DSpark worker active: draft=%s gamma=%d head=%s shortlist=%s",
             self.config.draft_path,
@@ -75,6 +77,16 @@ class DsparkWorker(compat.BaseSpecWorker):
         if name == "_target_worker":
             raise AttributeError(name)
         return getattr(self._target_worker, name)
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple[Any, ...]:
+        """Backends whose needs decide what SGLang relays to the host; ourselves included."""
+        return (self.model_runner.attn_backend, self)
+
+    @property
+    def needs_cpu_seq_lens(self) -> bool:
+        """Whether committed lengths are needed on the host: the draft's plan is built there."""
+        return True
 
     @property
     def speculative_num_draft_tokens(self) -> int:
@@ -91,7 +103,9 @@ class DsparkWorker(compat.BaseSpecWorker):
         self._pool = DraftKvPool(self.drafter.config, num_slots, self.model_runner.dtype, self.device)
 
     def init_attention_backends(self) -> None:
-        """Do nothing: the target's is its own, and the draft runs from plans."""
+        """Look at the target's backend; the draft needs none, it runs from plans."""
+        # SGLang's own backends verify equal lengths only, by its contract for DFlash.
+        self._ragged = isinstance(self.model_runner.attn_backend, CpuRaggedBackend)
 
     def init_cuda_graphs(self) -> None:
         """Do nothing yet: the draft runs eagerly."""
@@ -194,10 +208,13 @@ class DsparkWorker(compat.BaseSpecWorker):
     def _verify_window(self, batch: ScheduleBatch) -> VerifyWindow:
         """Choose verify_lens (fixed at gamma + 1) and lay out positions and slots."""
         prefix = batch.seq_lens_cpu
-        limit = self.model_runner.model_config.context_len
-        # Invariant: no position of the target at or past the context length, where its
-        # rotary table and its row of the slot table end.
-        verify_lens_cpu = (limit - prefix).clamp(min=1, max=self.stride)
+        if self._ragged:
+            # Invariant: no position of the target at or past the context length, where
+            # its rotary table ends.
+            limit = self.model_runner.model_config.context_len
+            verify_lens_cpu = (limit - prefix).clamp(min=1, max=self.stride)
+        else:
+            verify_lens_cpu = torch.full_like(prefix, self.stride)
         return VerifyWindow.build(
             seq_lens=batch.seq_lens,
             prefix_lens_cpu=prefix,
@@ -229,7 +246,9 @@ class DsparkWorker(compat.BaseSpecWorker):
         tokens = torch.cat([anchors.unsqueeze(1), block.tokens], dim=1)
         verify_input = VerifyInput.of(window.pack(tokens), window)
         batch.out_cache_loc = window.pack(window.slots)
-        return compat.forward_target_verify(self._target_worker, batch, verify_input)
+        return compat.forward_target_verify(
+            self._target_worker, batch, verify_input, lens_include_window=not self._ragged
+        )
 
     def _commit(self, features: torch.Tensor, window: VerifyWindow, accept_lens: torch.Tensor) -> None:
         """Write the draft's context KV of the anchor and the accepted drafts."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sgl_dspark.config import DrafterConfig
 from sgl_dspark.model.attention import Attend, rotate
+from sgl_dspark.model.packed import Linear, frozen_linear
 
 
 class RMSNorm(nn.Module):
@@ -44,16 +45,18 @@ class SelfAttention(nn.Module):
         self.register_buffer("qk_scale", None, persistent=False)
         self.qkv_weight: Tensor | None
         self.qk_scale: Tensor | None
+        self._qkv: Linear | None = None
+        self._out: Linear | None = None
 
     def block_qkv(self, u: Tensor, cos: Tensor, signed_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project block rows ``u`` [M, d] to q [M,H,D], k [M,J,D] (both normed and rotated) and v [M,J,D]."""
         rows = u.shape[0]
-        if self.qkv_weight is None or self.qk_scale is None:
+        if self._qkv is None or self.qk_scale is None:
             k, v = self.context_kv(u, cos, signed_sin)
             q = self.q_norm(self.q_proj(u).view(rows, self.num_heads, self.head_dim))
             return rotate(q, cos, signed_sin), k, v
         split = self.num_heads + self.num_kv_heads
-        mixed = F.linear(u, self.qkv_weight).view(rows, split + self.num_kv_heads, self.head_dim)
+        mixed = self._qkv(u).view(rows, split + self.num_kv_heads, self.head_dim)
         qk = F.rms_norm(mixed[:, :split], (self.head_dim,), None, self.q_norm.eps) * self.qk_scale
         qk = rotate(qk, cos, signed_sin)
         return qk[:, : self.num_heads], qk[:, self.num_heads :], mixed[:, split:]
@@ -64,9 +67,16 @@ class SelfAttention(nn.Module):
         k = self.k_norm(self.k_proj(context).view(shape))
         return rotate(k, cos, signed_sin), self.v_proj(context).view(shape)
 
+    def out(self, attended: Tensor) -> Tensor:
+        """Project attention output [M, H*D] back to [M, d]."""
+        projected: Tensor = (self._out or self.o_proj)(attended)
+        return projected
+
     def fuse(self) -> None:
         """Make q, k and v one GEMM; the three parameters become views of the fused weight, so memory does not grow."""
         self.qkv_weight = _fuse(self.q_proj, self.k_proj, self.v_proj)
+        self._qkv = frozen_linear(self.qkv_weight)
+        self._out = frozen_linear(self.o_proj.weight.detach())
         q_scale = self.q_norm.weight.detach().expand(self.num_heads, -1)
         k_scale = self.k_norm.weight.detach().expand(self.num_kv_heads, -1)
         self.qk_scale = torch.cat((q_scale, k_scale))
@@ -82,19 +92,23 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
         self.register_buffer("gate_up_weight", None, persistent=False)
         self.gate_up_weight: Tensor | None
+        self._gate_up: Linear | None = None
+        self._down: Linear | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [M, d] to [M, d]."""
-        if self.gate_up_weight is None:
+        if self._gate_up is None:
             gate, up = self.gate_proj(x), self.up_proj(x)
         else:
-            gate, up = F.linear(x, self.gate_up_weight).chunk(2, dim=-1)
-        down: Tensor = self.down_proj(F.silu(gate) * up)
+            gate, up = self._gate_up(x).chunk(2, dim=-1)
+        down: Tensor = (self._down or self.down_proj)(F.silu(gate) * up)
         return down
 
     def fuse(self) -> None:
         """Make gate and up one GEMM, as :meth:`SelfAttention.fuse`."""
         self.gate_up_weight = _fuse(self.gate_proj, self.up_proj)
+        self._gate_up = frozen_linear(self.gate_up_weight)
+        self._down = frozen_linear(self.down_proj.weight.detach())
 
 
 class DraftLayer(nn.Module):
@@ -110,7 +124,7 @@ class DraftLayer(nn.Module):
     def forward(self, index: int, z: Tensor, cos: Tensor, signed_sin: Tensor, attend: Attend) -> Tensor:
         """Advance the block stream ``z`` [M, d] through layer ``index``."""
         q, k, v = self.self_attn.block_qkv(self.input_layernorm(z), cos, signed_sin)
-        z = z + self.self_attn.o_proj(attend(index, q, k, v).reshape(z.shape[0], -1))
+        z = z + self.self_attn.out(attend(index, q, k, v).reshape(z.shape[0], -1))
         advanced: Tensor = z + self.mlp(self.post_attention_layernorm(z))
         return advanced
 

@@ -16,6 +16,7 @@ from sgl_dspark.errors import TargetMismatchError
 from sgl_dspark.model.attention import Attend, RotaryTable, rotate
 from sgl_dspark.model.backbone import DraftLayer, RMSNorm
 from sgl_dspark.model.heads import ConfidenceHead, SequentialHead, build_head
+from sgl_dspark.model.packed import Linear, frozen_linear
 
 INIT_STD = 0.02
 
@@ -51,6 +52,9 @@ class Drafter(nn.Module):
         self.register_buffer("context_k_scale", None, persistent=False)
         self.context_kv_weight: Tensor | None
         self.context_k_scale: Tensor | None
+        self._context_kv: Linear | None = None
+        self._project: Linear | None = None
+        self._head: Linear | None = None
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -67,7 +71,7 @@ class Drafter(nn.Module):
 
     def project_context(self, features: Tensor) -> Tensor:
         """Turn target features [n, m*d] (or [..., m*d]) into drafter context [n, d] (Eq. 2)."""
-        context: Tensor = self.hidden_norm(self.fc(features))
+        context: Tensor = self.hidden_norm((self._project or self.fc)(features))
         return context
 
     def context_kv(self, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,11 +92,11 @@ class Drafter(nn.Module):
         """
         config = self.config
         cos, signed_sin = self.rotary.lookup(positions, context.dtype)
-        if self.context_kv_weight is None or self.context_k_scale is None:
+        if self._context_kv is None or self.context_k_scale is None:
             pairs = [cast(DraftLayer, layer).self_attn.context_kv(context, cos, signed_sin) for layer in self.layers]
             return torch.stack([k for k, _ in pairs]), torch.stack([v for _, v in pairs])
         heads = config.num_hidden_layers * config.num_key_value_heads
-        mixed = F.linear(context, self.context_kv_weight).view(-1, 2 * heads, config.head_dim)
+        mixed = self._context_kv(context).view(-1, 2 * heads, config.head_dim)
         k = F.rms_norm(mixed[:, :heads], (config.head_dim,), None, config.rms_norm_eps) * self.context_k_scale
         k = rotate(k, cos, signed_sin)
         shape = (-1, config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
@@ -128,7 +132,8 @@ class Drafter(nn.Module):
 
     def base_logits(self, h: Tensor) -> Tensor:
         """Return U = lm_head(h): [..., V] from post-norm hidden states [..., d], without the sequential bias."""
-        return F.linear(h, self.lm_head.weight)
+        logits: Tensor = (self._head or self.lm_head)(h)
+        return logits
 
     def confidence_logits(self, h: Tensor, prev_tokens: Tensor) -> Tensor:
         """Return fp32 logits [...] of acceptance given an accepted prefix (Eq. 7).
@@ -187,8 +192,8 @@ class Drafter(nn.Module):
     def fuse_for_serving(self) -> None:
         """Freeze the weights and build fused ones: few, large GEMMs; results equal to rounding.
 
-        Projections become views of the fused weights. The stacked context weight is a copy (2*L*J*D x d), so weights
-        must not change afterwards.
+        Projections become views of the fused weights. The stacked context weight is a copy (2*L*J*D x d), as are all
+        weights on a CPU in bf16 (see ``packed``), so weights must not change afterwards.
         """
         self.requires_grad_(False)
         layers = [cast(DraftLayer, layer) for layer in self.layers]
@@ -197,6 +202,9 @@ class Drafter(nn.Module):
         keys = [layer.self_attn.k_proj.weight for layer in layers]
         values = [layer.self_attn.v_proj.weight for layer in layers]
         self.context_kv_weight = torch.cat(keys + values)
+        self._context_kv = frozen_linear(self.context_kv_weight)
+        self._project = frozen_linear(self.fc.weight.detach())
+        self._head = frozen_linear(self.lm_head.weight.detach())
         self.context_k_scale = torch.cat(
             [layer.self_attn.k_norm.weight.expand(self.config.num_key_value_heads, -1) for layer in layers]
         )
