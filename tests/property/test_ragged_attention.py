@@ -1,0 +1,140 @@
+"""The ragged plan and its CPU executor against attention written as loops over requests, rows and heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dspark_sglang.attention import layout
+from dspark_sglang.attention.layout import build_plan
+from tests.support.naive_attention import naive_attention
+
+pytest.importorskip("sglang")
+from dspark_sglang.attention.cpu import run_plan
+
+DIM = 4
+SCALE = 0.7
+DECODE = st.tuples(st.just(1), st.integers(0, 60))
+VERIFY = st.tuples(st.integers(1, 8), st.integers(0, 60))
+PREFILL = st.tuples(st.integers(1, 40), st.integers(0, 30))
+ABSENT = st.tuples(st.just(0), st.integers(0, 20))
+REQUESTS = st.lists(st.one_of(DECODE, VERIFY, PREFILL, ABSENT), min_size=1, max_size=7)
+
+
+@dataclass
+class Case:
+    """A slot table whose unused columns hold stale slots of other requests, and one layer's tensors."""
+
+    table: Tensor
+    request_rows: Tensor
+    q_lens: list[int]
+    kv_lens: list[int]
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+
+    @classmethod
+    def random(cls, requests: list[tuple[int, int]], num_kv: int, group: int, seed: int) -> Case:
+        generator = torch.Generator().manual_seed(seed)
+        q_lens, kv_lens = [q for q, _ in requests], [q + prefix for q, prefix in requests]
+        width, num_slots = max(kv_lens) + 5, sum(kv_lens) + 3
+        pool_rows = len(requests) + 2
+        table = torch.randint(num_slots, (pool_rows, width), generator=generator, dtype=torch.int32)
+        rows = torch.randperm(pool_rows, generator=generator)[: len(requests)]
+        own = torch.randperm(num_slots, generator=generator).to(torch.int32)
+        for r, part in zip(rows.tolist(), own[: sum(kv_lens)].split(kv_lens), strict=True):
+            table[r, : len(part)] = part
+        keys, values = torch.randn(2, num_slots, num_kv, DIM, generator=generator)
+        # Slots that belong to nobody hold large garbage, as a pool does after use.
+        keys[own[sum(kv_lens) :].long()] = 1e4
+        values[own[sum(kv_lens) :].long()] = -1e4
+        queries = torch.randn(sum(q_lens), num_kv * group, DIM, generator=generator)
+        return cls(table, rows, q_lens, kv_lens, queries, keys, values)
+
+    def slots_of(self) -> list[list[int]]:
+        return [self.table[r, :kv].tolist() for r, kv in zip(self.request_rows.tolist(), self.kv_lens, strict=True)]
+
+    def check(self, *, causal: bool) -> layout.RaggedPlan:
+        plan = build_plan(self.table, self.request_rows, self.q_lens, self.kv_lens, causal=causal)
+        got = run_plan(plan, self.queries, self.keys, self.values, SCALE)
+        want = naive_attention(self.slots_of(), self.q_lens, self.queries, self.keys, self.values, SCALE, causal=causal)
+        assert got.dtype == self.queries.dtype
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=2e-5)
+        assert plan.num_rows == len(self.queries)
+        return plan
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    requests=REQUESTS,
+    heads=st.sampled_from([(1, 1), (1, 3), (2, 1), (2, 2), (3, 3)]),
+    causal=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_mixed_requests(requests: list[tuple[int, int]], heads: tuple[int, int], causal: bool, seed: int) -> None:
+    Case.random(requests, *heads, seed=seed).check(causal=causal)
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests=REQUESTS, causal=st.booleans(), seed=st.integers(0, 10**6), limit=st.integers(1, 6))
+def test_prefills_that_are_cut_into_pieces(
+    requests: list[tuple[int, int]], causal: bool, seed: int, limit: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "MAX_TILE_ROWS", limit)
+        plan = Case.random(requests, 2, 2, seed).check(causal=causal)
+    assert all(tile.num_rows <= limit for tile in plan.tiles)
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests=REQUESTS, causal=st.booleans(), seed=st.integers(0, 10**6))
+def test_tiles_of_requests_that_are_never_padded(requests: list[tuple[int, int]], causal: bool, seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "PADDING_FREE_AREA", 0)
+        patch.setattr(layout, "PADDING_FACTOR", 1.0)
+        plan = Case.random(requests, 2, 2, seed).check(causal=causal)
+    assert all(tile.keep is None for tile in plan.tiles)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lens=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 60)), min_size=1, max_size=6), seed=st.integers(0, 10**6)
+)
+def test_rows_do_not_depend_on_the_company_they_keep(lens: list[tuple[int, int]], seed: int) -> None:
+    case = Case.random(lens, 2, 2, seed)
+    together = run_plan(
+        build_plan(case.table, case.request_rows, case.q_lens, case.kv_lens, causal=True),
+        case.queries,
+        case.keys,
+        case.values,
+        SCALE,
+    )
+    row = 0
+    for i, (q_len, _) in enumerate(lens):
+        alone = build_plan(case.table, case.request_rows[i : i + 1], [q_len], [case.kv_lens[i]], causal=True)
+        own = slice(row, row + q_len)
+        got = run_plan(alone, case.queries[own], case.keys, case.values, SCALE)
+        torch.testing.assert_close(got, together[own], rtol=1e-5, atol=1e-6)
+        row += q_len
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_long_prefill_beside_short_requests(causal: bool, dtype: torch.dtype) -> None:
+    case = Case.random([(300, 40), (1, 500), (8, 33), (0, 10), (260, 0)], 1, 2, seed=3)
+    if dtype is torch.float32:
+        plan = case.check(causal=causal)
+        assert len(plan.tiles) > 1
+        assert max(tile.num_rows for tile in plan.tiles) == layout.MAX_TILE_ROWS
+        return
+    plan = build_plan(case.table, case.request_rows, case.q_lens, case.kv_lens, causal=causal)
+    low = [x.to(dtype) for x in (case.queries, case.keys, case.values)]
+    got = run_plan(plan, *low, SCALE)
+    want = naive_attention(case.slots_of(), case.q_lens, *low, SCALE, causal=causal)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), want, rtol=0.03, atol=0.03)

@@ -1,0 +1,121 @@
+"""What ``dspark serve`` makes of the user's flags, which worker it asks for, and what it refuses."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from dspark_sglang import launch
+from dspark_sglang.commands import serve as command
+from dspark_sglang.launch import flag_value, plan_launch
+from sgl_dspark.errors import ConfigError, LaunchError
+
+PAIR = ["--model-path", "t", "--speculative-draft-model-path", "d"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        ([], None),
+        (["--port", "5"], "5"),
+        (["--port=5"], "5"),
+        (["--port="], ""),
+        (["--port", "5", "--port=6"], "6"),
+        (["--port=6", "--port", "5"], "5"),
+        (["--ports", "5", "--port-base=3"], None),
+        (["--port"], None),
+    ],
+)
+def test_the_last_value_of_a_flag(arguments: list[str], value: str | None) -> None:
+    assert flag_value(arguments, "--port") == value
+
+
+def test_any_of_several_names() -> None:
+    assert flag_value(["--model", "a", "--model-path=b"], "--model-path", "--model") == "b"
+
+
+def test_a_pair_is_served_with_dspark_and_flags_stay_as_given() -> None:
+    given = [*PAIR, "--context-length", "512", "--enable-metrics"]
+    plan = plan_launch(given, plain=False, cuda=True)
+    assert plan.arguments == [*given, "--speculative-algorithm", "DSPARK"]
+    assert plan.speculative
+    assert given == [*PAIR, "--context-length", "512", "--enable-metrics"]
+
+
+def test_without_cuda_the_device_is_the_cpu() -> None:
+    assert plan_launch(PAIR, plain=False, cuda=False).arguments[-2:] == ["--device", "cpu"]
+    named = plan_launch([*PAIR, "--device=cuda"], plain=False, cuda=False).arguments
+    assert flag_value(named, "--device") == "cuda"
+
+
+def test_plain_serves_the_target_alone() -> None:
+    plan = plan_launch(["--model-path", "t"], plain=True, cuda=True)
+    assert plan.arguments == ["--model-path", "t"]
+    assert not plan.speculative
+
+
+@pytest.mark.parametrize("flags", [["--speculative-draft-model-path", "d"], ["--speculative-algorithm", "EAGLE"]])
+def test_plain_and_a_draft_contradict_each_other(flags: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--plain serves the target alone"):
+        plan_launch(["--model-path", "t", *flags], plain=True, cuda=True)
+
+
+def test_a_target_without_a_draft_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no draft for this target: give --speculative-draft-model-path, or --plain"):
+        plan_launch(["--model", "t"], plain=False, cuda=True)
+
+
+@pytest.mark.parametrize(("algorithm", "ours"), [("DSPARK", True), ("dspark", True), ("EAGLE", False)])
+def test_an_algorithm_that_the_user_names_is_kept(algorithm: str, ours: bool) -> None:
+    plan = plan_launch([*PAIR, "--speculative-algorithm", algorithm], plain=False, cuda=True)
+    assert plan.arguments == [*PAIR, "--speculative-algorithm", algorithm]
+    assert plan.speculative is ours
+
+
+def test_nothing_is_concluded_from_what_a_configuration_file_may_hold() -> None:
+    plan = plan_launch(["--config", "f.yaml"], plain=False, cuda=False)
+    assert plan.arguments == ["--config", "f.yaml"]
+
+
+def test_without_a_model_the_demo_pair_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_demo_target", lambda: Path("demo"))
+    plan = plan_launch(["--port", "5"], plain=False, cuda=True)
+    assert flag_value(plan.arguments, "--model-path") == "demo"
+    assert flag_value(plan.arguments, "--speculative-draft-model-path") == str(launch.DEMO_DRAFT)
+    assert plan.speculative
+    alone = plan_launch(["--port", "5"], plain=True, cuda=True)
+    assert alone.arguments == ["--port", "5", "--model-path", "demo"]
+
+
+def test_another_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: "0.5.24")
+    with pytest.raises(LaunchError, match=r"SGLang 0.5.24 is installed, .*pip install sglang==0.5.23"):
+        launch.check_version()
+
+
+def test_a_missing_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(LaunchError, match="SGLang is not installed; run: pip install"):
+        launch.check_version()
+
+
+def test_the_command_takes_every_flag_and_its_own() -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    args, rest = parser.parse_known_args(["--plain", "--shortlist", "7", "--mem-fraction-static", "0.5"])
+    assert (args.plain, args.shortlist, rest) == (True, 7, ["--mem-fraction-static", "0.5"])
+    assert command.PASS_THROUGH
+
+
+def test_a_negative_shortlist_is_refused() -> None:
+    import argparse
+
+    with pytest.raises(ConfigError, match="--shortlist must be at least 0, not -1"):
+        command.run(argparse.Namespace(shortlist=-1, plain=False, rest=[]))
