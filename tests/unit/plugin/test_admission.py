@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import inspect
 from array import array
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("sglang")
-from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from dspark_sglang import admission
@@ -110,7 +111,7 @@ def test_other_servers_and_other_requests_are_left_alone(monkeypatch: pytest.Mon
     monkeypatch.setattr(admission, "_serves_dspark", lambda: False)
     admission.refuse_unsupported(tokenized({"min_new_tokens": 2}))
     monkeypatch.setattr(admission, "_serves_dspark", lambda: True)
-    admission.refuse_unsupported(TokenizedEmbeddingReqInput.__new__(TokenizedEmbeddingReqInput))
+    admission.refuse_unsupported(SimpleNamespace(sampling_params=None))
 
 
 def test_no_sampling_parameter_of_this_sglang_is_unknown() -> None:
