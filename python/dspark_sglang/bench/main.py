@@ -1,0 +1,193 @@
+"""What ``dspark bench`` does with its options: set up, run, report, also when it is broken off."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dspark_sglang.bench import BenchError, arms, machine, report
+from dspark_sglang.bench.client import RequestSettings
+from dspark_sglang.bench.prompts import load_prompts, order_prompts, prompts_hash
+from dspark_sglang.bench.server import Arm, ServerArm, UrlArm
+from dspark_sglang.bench.session import Plan, Run, run_session
+from sgl_dspark.errors import DsparkError
+
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that is settled before the first server starts.
+
+    Attributes
+    ----------
+    arms : list of Arm
+        The baseline first.
+    plan : Plan
+    cores : Cores
+    header : dict
+        What the JSON says besides the figures.
+    """
+
+    arms: list[Arm]
+    plan: Plan
+    cores: machine.Cores
+    header: dict[str, Any]
+
+
+def run(args: Namespace) -> int:
+    """Measure and report.
+
+    Returns
+    -------
+    int
+        0 when complete, 130 after Ctrl-C or SIGTERM.
+
+    Raises
+    ------
+    DsparkError
+        If the options do not fit, a server dies or a request fails; what was measured before is reported first.
+    """
+    check_options(args)
+    folder = args.logs or Path(tempfile.mkdtemp(prefix="dspark-bench-"))
+    runs: list[Run] = []
+    keep_logs = args.logs is not None
+    try:
+        setup = set_up(args, folder)
+        status = _measure(setup, runs, args)
+    except DsparkError:
+        # The message names a log there.
+        keep_logs = keep_logs or any(folder.iterdir())
+        raise
+    finally:
+        if not keep_logs:
+            shutil.rmtree(folder, ignore_errors=True)
+    return status
+
+
+def check_options(args: Namespace) -> None:
+    """Raise `BenchError` for options that exclude each other or name a folder that is not there."""
+    if args.server_flags and not args.server_flags[0].startswith("--"):
+        raise BenchError(f"unexpected argument {args.server_flags[0]!r}; flags of the server go after --")
+    if args.url and (args.target or args.draft or args.server_flags):
+        raise BenchError("--url measures servers that run already; leave out --target, --draft and the flags after --")
+    for option, folder in (("--json", args.json.parent if args.json else None), ("--logs", args.logs)):
+        if folder is not None and not folder.is_dir():
+            raise BenchError(f"there is no folder {folder} for {option}; make it first")
+
+
+def set_up(args: Namespace, folder: Path) -> Setup:
+    """Read the prompts, find the models and compose the arms; starts nothing.
+
+    Parameters
+    ----------
+    args : Namespace
+        Options of ``dspark bench``.
+    folder : Path
+        Where servers write their logs.
+    """
+    prompts = order_prompts(load_prompts(args.prompts, args.category), args.seed)
+    # Cores of a server that runs already are not ours to choose.
+    pin = "none" if args.url and args.pin == "auto" else args.pin
+    cores = machine.plan_cores(pin, machine.usable_cores(), threads=arms.threads(), gpu=machine.has_gpu())
+    settings = RequestSettings(args.max_tokens, args.temperature, args.ignore_eos, args.timeout, args.body)
+    plan = Plan(prompts, args.concurrency, args.rounds, args.requests, settings)
+    pair = None if args.url else arms.find_pair(args)
+    chosen = arms.url_arms(args.url) if pair is None else arms.server_arms(args, pair, cores, folder)
+    header = {
+        "command": ["dspark", *sys.argv[1:]],
+        "versions": machine.versions(),
+        "machine": machine.describe(),
+        "pinning": str(cores),
+        "threads": arms.threads() if pair else None,
+        "models": pair.describe() if pair else None,
+        "servers": {arm.name: _describe_arm(arm) for arm in chosen},
+        "settings": {
+            "concurrency": args.concurrency,
+            "rounds": args.rounds,
+            "requests": {str(level): plan.count(level) for level in args.concurrency},
+            "max_tokens": args.max_tokens,
+            "temperature": args.temperature,
+            "ignore_eos": args.ignore_eos,
+            "body": args.body,
+        },
+        "prompts": {
+            "source": args.prompts.name if args.prompts else "built-in",
+            "count": len(prompts),
+            "categories": dict(Counter(p.category for p in prompts)),
+            "seed": args.seed,
+            "sha256": prompts_hash(prompts),
+        },
+    }
+    return Setup(chosen, plan, cores, header)
+
+
+def _describe_arm(arm: Arm) -> Any:
+    if isinstance(arm, ServerArm):
+        return {"command": list(arm.command), "environment": arm.environment}
+    return {"url": arm.url} if isinstance(arm, UrlArm) else None
+
+
+def _measure(setup: Setup, runs: list[Run], args: Namespace) -> int:
+    started = _now()
+    complete, status = False, 0
+    try:
+        with machine.on_cores(setup.cores.client), _terminable():
+            run_session(setup.arms, setup.plan, runs, log=_log, progress=_progress if sys.stderr.isatty() else None)
+        complete = True
+    except KeyboardInterrupt:
+        _log("interrupted; every server that was started has been ended")
+        status = EXIT_INTERRUPTED
+    finally:
+        header = {"complete": complete, "started": started, "finished": _now(), **setup.header}
+        _report(runs, [arm.name for arm in setup.arms], header, args)
+    return status
+
+
+def _report(runs: Sequence[Run], names: Sequence[str], header: dict[str, Any], args: Namespace) -> None:
+    if args.json is not None:
+        args.json.write_text(json.dumps(report.to_json(runs, names, header), indent=1) + "\n", encoding="utf-8")
+    if not runs:
+        _log("nothing was measured")
+        return
+    table = report.rows(report.summarise(runs, names), names, same_text=args.temperature == 0)
+    notes = report.notes(header)
+    layout = report.markdown(table) if args.markdown else report.aligned(table)
+    sys.stdout.write("\n".join(["", layout, "", *notes, ""]))
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C, so that servers are ended then too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(f"bench: {line}\n")
+    sys.stderr.flush()
+
+
+def _progress(wanted: int, done: int) -> None:
+    # Wiped when complete: the line of the run's figures takes its place.
+    sys.stderr.write(f"\r  {done}/{wanted} answers" if done < wanted else "\r" + " " * 30 + "\r")
+    sys.stderr.flush()
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,91 @@
+"""Measure tokens per second, tokens per second per user and accept length, with and without DSpark."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import Any
+
+HELP = "same prompts with and without DSpark, alternating: tok/s, tok/s/user, accept length, spread"
+EPILOG = """examples:
+  dspark bench                                        the demo pair: 2 rounds at concurrency 1, 4 and 16
+  dspark bench --concurrency 1 --rounds 4 --ignore-eos --json result.json
+  dspark bench --target TARGET --draft DRAFT --prompts mt-bench.jsonl -- --dtype float32
+  dspark bench --url plain=http://127.0.0.1:30000 --url dspark=http://127.0.0.1:30001
+
+It starts one server at a time, plain, DSpark, DSpark, plain, ..., on a free port, with OMP_NUM_THREADS=1 unless set,
+and ends it again. Ratios are taken within a round. Ctrl-C prints what was measured so far."""
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _levels(text: str) -> list[int]:
+    levels = list(dict.fromkeys(_count(part.strip()) for part in text.split(",")))
+    return sorted(levels)
+
+
+def _not_negative(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ArgumentTypeError("not a JSON object")
+    return value
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``dspark bench``."""
+    what = parser.add_argument_group("what is served")
+    what.add_argument("--target", metavar="PATH", help="target model (default: the demo target)")
+    what.add_argument("--draft", metavar="PATH", help="its draft (default: the demo draft)")
+    what.add_argument(
+        "--url", action="append", default=[], metavar="NAME=URL", help="measure a server that runs already; repeatable"
+    )
+    what.add_argument("--pin", default="auto", metavar="SERVER:CLIENT", help="cores such as 0:1, or auto, or none")
+    what.add_argument("--startup-timeout", type=_count, default=900, metavar="S", help="default: 900")
+    what.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
+    what.add_argument("server_flags", nargs="*", metavar="-- FLAGS", help="further flags of dspark serve, for both")
+
+    load = parser.add_argument_group("what is asked")
+    load.add_argument("--concurrency", type=_levels, default=[1, 4, 16], metavar="LIST", help="default: 1,4,16")
+    load.add_argument("--rounds", type=_count, default=2, metavar="N", help="turns of each server (default: 2)")
+    load.add_argument(
+        "--requests", type=_count, default=16, metavar="N", help="per level, and at least twice its concurrency (16)"
+    )
+    load.add_argument("--max-tokens", type=_count, default=96, metavar="N", help="longest answer (default: 96)")
+    load.add_argument("--temperature", type=_not_negative, default=0.0, metavar="T", help="default: 0, greedy")
+    load.add_argument("--ignore-eos", action="store_true", help="all answers of --max-tokens tokens")
+    load.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines: "prompt", "turns" or "messages"')
+    load.add_argument(
+        "--category", action="append", default=[], metavar="NAME", help="only these (built in: maths, code, chat)"
+    )
+    load.add_argument("--seed", type=int, default=0, metavar="N", help="order of the prompts (default: 0)")
+    load.add_argument("--body", type=_object, default={}, metavar="JSON", help="further fields of each request")
+    load.add_argument("--timeout", type=_count, default=600, metavar="S", help="for one request (default: 600)")
+
+    output = parser.add_argument_group("what is reported")
+    output.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    output.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+
+
+def run(args: Namespace) -> int:
+    """Measure and report; 0 when complete, 130 after Ctrl-C, with what was measured until then."""
+    from dspark_sglang.bench import main
+
+    return main.run(args)
