@@ -9,7 +9,9 @@ A subcommand is a module named in the entry-point group ``sgl_dspark.commands``.
 ``run(args) -> int``
     does the work and returns the exit status;
 ``PASS_THROUGH`` (optional)
-    True to receive every option that it did not declare, in order, as ``args.rest``.
+    True to receive every option that it did not declare, in order, as ``args.rest``;
+``EPILOG`` (optional)
+    examples, shown below the options. The module's docstring is shown above them.
 
 Only the module of the command that was asked for is imported, so that this file needs neither torch nor SGLang.
 """
@@ -21,6 +23,7 @@ import contextlib
 import difflib
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module, metadata
 from types import ModuleType
@@ -110,9 +113,9 @@ def _run(name: str, module: ModuleType, argv: list[str]) -> int:
     # No abbreviations: `--mem` must reach SGLang as it stands, not turn into an option of ours.
     parser = argparse.ArgumentParser(
         prog=f"dspark {name}",
-        description=(module.__doc__ or module.HELP).strip(),
+        description=(module.__doc__ or module.HELP).strip().replace("``", ""),
         epilog=getattr(module, "EPILOG", None),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Formatter,
         allow_abbrev=False,
     )
     module.add_arguments(parser)
@@ -123,6 +126,14 @@ def _run(name: str, module: ModuleType, argv: list[str]) -> int:
         args = parser.parse_args(argv)
     status: int = module.run(args)
     return status
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Keeps the line breaks of descriptions and examples, and wraps what is wider than the terminal."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = [textwrap.fill(line, width) if len(line) > width else line for line in text.splitlines()]
+        return textwrap.indent("\n".join(lines), indent)
 
 
 def _overview(commands: dict[str, str]) -> str:

@@ -79,6 +79,17 @@ def test_command_help_imports_only_that_command(install, capsys):
     assert "Second paragraph." in out
 
 
+def test_command_help_keeps_line_breaks_and_wraps_what_is_too_wide(install, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    install(fake=_module(lambda args: 0, __doc__="Use ``it``.\n\n" + "wide " * 30, EPILOG="examples:\n  one\n  two"))
+    with pytest.raises(SystemExit):
+        cli.main(["fake", "--help"])
+    out = capsys.readouterr().out
+    assert "Use it.\n" in out
+    assert out.endswith("examples:\n  one\n  two\n")
+    assert max(map(len, out.splitlines())) <= 60
+
+
 @pytest.mark.parametrize(
     ("typed", "hint"),
     [("sevre", "did you mean 'serve'?"), ("zzz", "commands are: bench, serve.")],
