@@ -16,7 +16,7 @@ _SAMPLING_RULES: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("repetition_penalty", lambda p: p.repetition_penalty != 1.0),
     ("min_tokens (min_new_tokens)", lambda p: p.min_new_tokens > 0),
     ("logit_bias", lambda p: bool(p.logit_bias)),
-    ("response_format (json_schema)", lambda p: p.json_schema is not None),
+    ("response_format or tool_choice (json_schema)", lambda p: p.json_schema is not None),
     ("regex", lambda p: p.regex is not None),
     ("ebnf", lambda p: p.ebnf is not None),
     ("response_format or tool_choice (structural_tag)", lambda p: p.structural_tag is not None),

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dspark_sglang import preflight
 from sgl_dspark.errors import ConfigError, LaunchError
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SUPPORTED_SGLANG = "0.5.23"
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 30000
 DEMO_DRAFT = Path(__file__).resolve().parents[2] / "checkpoints" / "smollm2-135m-dspark"
+# The demo target has 49,152 tokens; evaluating the head on all of them takes longer
+# than the rest of the draft (see docs/architecture.md).
+DEMO_SHORTLIST = 64
 _MODEL_FLAGS = ("--model-path", "--model")
 _DRAFT_FLAGS = ("--speculative-draft-model-path", "--speculative-draft-model")
 
@@ -37,10 +42,13 @@ class LaunchPlan:
         SGLang's command line, the user's flags first and unchanged.
     speculative : bool
         Whether our worker is meant to serve.
+    demo : bool
+        Whether the demo target is served, since no other was named.
     """
 
     arguments: list[str]
     speculative: bool
+    demo: bool = False
 
 
 def flag_value(arguments: Sequence[str], *names: str) -> str | None:
@@ -82,7 +90,8 @@ def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool) -> LaunchP
     draft = flag_value(full, *_DRAFT_FLAGS)
     # A configuration file may hold any flag, so nothing is concluded from an absence.
     configured = flag_value(full, "--config") is not None
-    if flag_value(full, *_MODEL_FLAGS) is None and not configured:
+    demo = flag_value(full, *_MODEL_FLAGS) is None and not configured
+    if demo:
         full += ["--model-path", str(_demo_target())]
         if draft is None and algorithm is None and not plain:
             draft = str(DEMO_DRAFT)
@@ -92,6 +101,8 @@ def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool) -> LaunchP
             raise ConfigError("--plain serves the target alone; leave out the --speculative-* flags or --plain")
     elif algorithm is None and not configured:
         if draft is None:
+            # A mistyped target explains itself better than the draft that it lacks.
+            preflight.check_target(flag_value(full, *_MODEL_FLAGS) or "")
             raise ConfigError(
                 "no draft for this target: give --speculative-draft-model-path, or --plain to serve without one"
             )
@@ -99,7 +110,32 @@ def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool) -> LaunchP
         algorithm = "DSPARK"
     if not cuda and flag_value(full, "--device") is None and not configured:
         full += ["--device", "cpu"]
-    return LaunchPlan(full, algorithm is not None and algorithm.upper() == "DSPARK")
+    return LaunchPlan(full, algorithm is not None and algorithm.upper() == "DSPARK", demo)
+
+
+def set_shortlist(plan: LaunchPlan, shortlist: int | None) -> None:
+    """Hand the draft's shortlist to the worker process, which reads it from the environment.
+
+    Parameters
+    ----------
+    plan : LaunchPlan
+        The demo draft gets `DEMO_SHORTLIST` unless the environment or the user says otherwise.
+    shortlist : int or None
+        ``--shortlist``; 0 means all candidates.
+
+    Raises
+    ------
+    ConfigError
+        If it is negative.
+    """
+    from dspark_sglang.config import SHORTLIST_VARIABLE
+
+    if shortlist is not None and shortlist < 0:
+        raise ConfigError(f"--shortlist must be at least 0, not {shortlist}")
+    if shortlist is not None:
+        os.environ[SHORTLIST_VARIABLE] = str(shortlist)
+    elif plan.demo:
+        os.environ.setdefault(SHORTLIST_VARIABLE, str(DEMO_SHORTLIST))
 
 
 def _demo_target() -> Path:
@@ -161,10 +197,13 @@ def serve(plan: LaunchPlan) -> None:
     DsparkError
         One sentence, before anything is loaded, if it cannot serve as asked.
     """
-    from dspark_sglang import preflight, selection
+    from dspark_sglang import selection
 
     check_version()
     selection.worker_choice()
+    host, port = flag_value(plan.arguments, "--host"), flag_value(plan.arguments, "--port")
+    if port is None or port.isdecimal():
+        preflight.check_port(host or DEFAULT_HOST, int(port or DEFAULT_PORT))
     target = flag_value(plan.arguments, *_MODEL_FLAGS)
     config = preflight.check_target(target) if target is not None else None
     draft = flag_value(plan.arguments, *_DRAFT_FLAGS)
@@ -179,7 +218,6 @@ def serve(plan: LaunchPlan) -> None:
     server_args = prepare_server_args(plan.arguments)
     if server_args.device == "cpu":
         set_threads()
-    preflight.check_port(server_args.host, server_args.port)
     server_args.resolve_once()
     view = resolving_view(server_args)
     if plan.speculative and selection.worker_choice() == selection.OURS:
