@@ -25,10 +25,13 @@ class WorkerConfig:
     shortlist : int or None
         Candidates per slot that the draft samples from, of its own largest base
         logits; None for the whole vocabulary.
+    verify_width : int
+        Tokens per request that SGLang reserves for a verification, anchor included.
     """
 
     draft_path: str
     shortlist: int | None
+    verify_width: int
 
     @classmethod
     def from_server(cls, server_args: ServerArgs) -> WorkerConfig:
@@ -41,10 +44,28 @@ class WorkerConfig:
         """
         from sglang.srt.runtime_context import get_spec
 
-        path = get_spec().speculative_draft_model_path
-        if not path:
+        spec = get_spec()
+        if not spec.speculative_draft_model_path:
             raise ConfigError("DSPARK needs --speculative-draft-model-path: the folder of the draft for this target")
-        return cls(draft_path=path, shortlist=shortlist_from_environment())
+        path = local_folder(spec.speculative_draft_model_path, spec.speculative_draft_model_revision)
+        return cls(path, shortlist_from_environment(), int(spec.speculative_num_draft_tokens))
+
+    def check_gamma(self, gamma: int) -> None:
+        """Raise `ConfigError` if SGLang was told to verify another block length than the draft's."""
+        if self.verify_width != gamma + 1:
+            raise ConfigError(
+                f"the draft proposes {gamma} tokens, but SGLang was told {self.verify_width - 1}; leave out "
+                "--speculative-dspark-block-size and --speculative-num-draft-tokens"
+            )
+
+
+def local_folder(path: str, revision: str | None) -> str:
+    """Return the draft's folder on this machine, fetching it from its hub if it is not one."""
+    if os.path.isdir(path):
+        return path
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(path, revision=revision)
 
 
 def shortlist_from_environment() -> int | None:

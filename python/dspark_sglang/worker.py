@@ -59,6 +59,7 @@ class DsparkWorker(compat.BaseSpecWorker):
         self.gamma = self.drafter.config.gamma
         self.stride = self.gamma + 1
         compat.check_target(self.drafter.config, self.model_runner)
+        self.config.check_gamma(self.gamma)
         self.drafter.reserve_positions(self.model_runner.model_config.context_len)
         self.drafter.fuse_for_serving()
         self._offsets = torch.arange(self.stride, device=self.device)
@@ -130,7 +131,7 @@ class DsparkWorker(compat.BaseSpecWorker):
         """Return None: blocks are verified whole, so the log line needs no estimate."""
         return None
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward_batch_generation(
         self,
         batch: ScheduleBatch,
