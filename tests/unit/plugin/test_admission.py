@@ -49,7 +49,7 @@ REFUSED_SAMPLING = {
     "repetition_penalty": {"repetition_penalty": 1.1},
     "min_tokens (min_new_tokens)": {"min_new_tokens": 1},
     "logit_bias": {"logit_bias": {"5": 1.0}},
-    "response_format (json_schema)": {"json_schema": "{}"},
+    "response_format or tool_choice (json_schema)": {"json_schema": "{}"},
     "regex": {"regex": "a+"},
     "ebnf": {"ebnf": 'root ::= "a"'},
     "response_format or tool_choice (structural_tag)": {"structural_tag": "{}"},

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from dspark_sglang.config import WorkerConfig, local_folder, shortlist_from_environment
+from dspark_sglang.config import WorkerConfig, local_folder
 from sgl_dspark.errors import ConfigError
 
 
@@ -19,16 +19,3 @@ def test_a_verify_width_of_another_block_length_is_refused_with_the_flags_to_dro
 
 def test_a_folder_is_used_as_it_is(tmp_path) -> None:
     assert local_folder(str(tmp_path), None) == str(tmp_path)
-
-
-@pytest.mark.parametrize(("text", "size"), [("", None), (" ", None), ("0", None), ("64", 64), (" 8 ", 8)])
-def test_shortlist_size_from_the_environment(monkeypatch: pytest.MonkeyPatch, text: str, size: int | None) -> None:
-    monkeypatch.setenv("SGL_DSPARK_SHORTLIST", text)
-    assert shortlist_from_environment() == size
-
-
-@pytest.mark.parametrize("text", ["-1", "many", "1.5"])
-def test_a_shortlist_that_is_no_count_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv("SGL_DSPARK_SHORTLIST", text)
-    with pytest.raises(ConfigError, match="SGL_DSPARK_SHORTLIST"):
-        shortlist_from_environment()

@@ -64,7 +64,12 @@ def test_plain_and_a_draft_contradict_each_other(flags: list[str]) -> None:
 
 def test_a_target_without_a_draft_is_refused() -> None:
     with pytest.raises(ConfigError, match="no draft for this target: give --speculative-draft-model-path, or --plain"):
-        plan_launch(["--model", "t"], plain=False, cuda=True)
+        plan_launch(["--model", "organisation/model"], plain=False, cuda=True)
+
+
+def test_a_mistyped_target_is_named_before_the_draft_that_it_lacks() -> None:
+    with pytest.raises(LaunchError, match="there is no model at ./nowhere; check --model-path"):
+        plan_launch(["--model-path", "./nowhere"], plain=False, cuda=True)
 
 
 @pytest.mark.parametrize(("algorithm", "ours"), [("DSPARK", True), ("dspark", True), ("EAGLE", False)])

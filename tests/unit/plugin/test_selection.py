@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -91,15 +92,20 @@ def test_an_unusable_shortlist_is_named(monkeypatch: pytest.MonkeyPatch, text: s
         shortlist_from_environment()
 
 
-@pytest.mark.parametrize("path", ["/drafts/one", None, ""])
-def test_worker_config_needs_a_draft(monkeypatch: pytest.MonkeyPatch, path: str | None) -> None:
+@pytest.mark.parametrize("given", [True, False])
+def test_worker_config_needs_a_draft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: bool) -> None:
     pytest.importorskip("sglang")
     from sglang.srt import runtime_context
 
     monkeypatch.setenv(SHORTLIST_VARIABLE, "8")
-    monkeypatch.setattr(runtime_context, "get_spec", lambda: SimpleNamespace(speculative_draft_model_path=path))
-    if path:
-        assert WorkerConfig.from_server(None) == WorkerConfig(path, 8)
+    spec = SimpleNamespace(
+        speculative_draft_model_path=str(tmp_path) if given else None,
+        speculative_draft_model_revision=None,
+        speculative_num_draft_tokens=8,
+    )
+    monkeypatch.setattr(runtime_context, "get_spec", lambda: spec)
+    if given:
+        assert WorkerConfig.from_server(None) == WorkerConfig(str(tmp_path), 8, 8)
     else:
         with pytest.raises(ConfigError, match="--speculative-draft-model-path"):
             WorkerConfig.from_server(None)
