@@ -82,6 +82,8 @@ def _fit_arguments(stage: ArgumentParser) -> None:
     run_.add_argument("--anchors", type=int, default=32, help="blocks a conversation, at most")
     run_.add_argument("--learning-rate", type=float, default=1e-3, help="peak, AdamW")
     run_.add_argument("--warmup-steps", type=int, default=100, help="linear warm-up before the cosine")
+    run_.add_argument("--loss-decay", type=float, default=4.0, help="slots over which the loss weight falls by e")
+    run_.add_argument("--ce-first", type=float, default=0.0, help="fraction of the run with full cross-entropy")
     run_.add_argument("--sampled-vocabulary", type=int, default=0, help="ids drawn a step beside the core; 0 uses all")
     run_.add_argument("--core-count", type=int, default=3, help="occurrences that put an id into the core")
     run_.add_argument("--full-vocabulary-from", type=float, default=0.9, help="fraction of the run")

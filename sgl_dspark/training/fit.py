@@ -136,6 +136,8 @@ def _prepare(args: Namespace, log: Log) -> tuple[Trainer, Iterator[Conversation]
         batch_size=args.batch_size,
         num_anchors=args.anchors,
         learning_rate=args.learning_rate,
+        loss_decay=args.loss_decay,
+        ce_first=args.ce_first,
         full_vocabulary_from=args.full_vocabulary_from,
         bf16=not args.fp32,
         seed=args.seed,

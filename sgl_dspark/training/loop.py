@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,9 @@ class TrainingOptions:
     loss_decay : float
         Slots over which the loss weight falls by e.
     weights : LossWeights
+    ce_first : float
+        Fraction of the run in which cross-entropy counts fully. The gradient of TV is proportional to the draft's own
+        probability, so it moves little while a new draft gives the right tokens none. 0 is the paper's recipe.
     full_vocabulary_from : float
         Fraction of the run after which a sampled vocabulary gives way to the whole one.
     bf16 : bool
@@ -48,6 +51,7 @@ class TrainingOptions:
     clip_norm: float = 1.0
     loss_decay: float = 4.0
     weights: LossWeights = LossWeights()
+    ce_first: float = 0.0
     full_vocabulary_from: float = 0.9
     bf16: bool = True
     seed: int = 0
@@ -57,6 +61,10 @@ class TrainingOptions:
         warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
         progress = max(0.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
         return self.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+    def weights_at(self, step: int) -> LossWeights:
+        """Loss coefficients of a 0-based step."""
+        return replace(self.weights, ce=1.0) if step < self.ce_first * self.steps else self.weights
 
 
 @dataclass(frozen=True)
@@ -186,7 +194,7 @@ class Trainer:
             batch.weights,
             widen(hidden),
             batch.target_rows,
-            coefficients=self.options.weights,
+            coefficients=self.options.weights_at(self.step),
         )
 
     def _report(self, batch: Batch, loss: float, slots: SlotLosses, sums: LossSums) -> StepReport:

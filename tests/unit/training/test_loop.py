@@ -144,3 +144,10 @@ def test_schedule_warms_up_and_ends_at_zero() -> None:
     assert options.rate_at(10) == pytest.approx(1.0)
     assert options.rate_at(55) == pytest.approx(0.5)
     assert options.rate_at(100) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_cross_entropy_counts_fully_only_at_first() -> None:
+    options = TrainingOptions(steps=100, ce_first=0.2)
+    assert options.weights_at(19).ce == 1.0
+    assert options.weights_at(20) == options.weights
+    assert TrainingOptions(steps=100).weights_at(0).ce == 0.1
