@@ -1,4 +1,4 @@
-"""Prompt sets for the demo draft: reasoning-gym tasks and short questions, training and evaluation disjoint.
+"""Prompt sets for the demo draft: tasks, short questions, chat and code, training and evaluation disjoint.
 
 reasoning-gym (Apache-2.0) generates tasks from seeds; chatterbot-corpus (BSD) holds short English questions. Which
 half of a split a question falls into depends on its text alone, so the halves never share one.
@@ -11,6 +11,8 @@ import random
 from collections.abc import Iterator
 from importlib import resources
 from typing import Any
+
+from sgl_dspark.demo.chat_prompts import chat_prompt, code_prompt
 
 SPLITS = ("train", "held-out")
 HELD_OUT_PERCENT = 8
@@ -30,7 +32,7 @@ TASK_SHARES = {
     "family_relationships": 3,
     "aiw": 3,
 }
-QUESTION_SHARE = 24
+QUESTION_SHARE, CHAT_SHARE, CODE_SHARE = 16, 56, 24
 QUESTION_TOPICS = (
     "ai", "coding", "computers", "food", "health", "history", "literature", "money", "movies", "politics",
     "psychology", "science", "sports", "tech_support", "trivia",
@@ -90,17 +92,23 @@ def prompts(split: str, seed: int) -> Iterator[dict[str, Any]]:
         raise ValueError(f"split must be one of {SPLITS}, not {split!r}")
     rng = random.Random(f"{split}-{seed}")
     questions = corpus_questions(split)
-    kinds, shares = [*TASK_SHARES, "question"], [*TASK_SHARES.values(), QUESTION_SHARE]
+    simple = {
+        "question": (QUESTION_SHARE, lambda: rng.choice(questions)),
+        "chat": (CHAT_SHARE, lambda: chat_prompt(rng)),
+        "code": (CODE_SHARE, lambda: code_prompt(rng)),
+    }
+    kinds = [*TASK_SHARES, *simple]
+    shares = [*TASK_SHARES.values(), *(share for share, _ in simple.values())]
     tasks = {
         kind: reasoning_gym.create_dataset(kind, seed=rng.randrange(1 << 30), size=1_000_000) for kind in TASK_SHARES
     }
     taken = dict.fromkeys(kinds, 0)
     while True:
         kind = rng.choices(kinds, shares)[0]
-        if kind == "question":
-            yield {"kind": kind, "turns": [rng.choice(questions)]}
-            continue
-        text = _without_terse_endings(tasks[kind][taken[kind]]["question"])
-        taken[kind] += 1
+        if kind in simple:
+            text = simple[kind][1]()
+        else:
+            text = _without_terse_endings(tasks[kind][taken[kind]]["question"]) + rng.choice(_STYLES)
+            taken[kind] += 1
         if split_of(text) == split:
-            yield {"kind": kind, "turns": [text + rng.choice(_STYLES)]}
+            yield {"kind": kind, "turns": [text]}
