@@ -64,7 +64,7 @@ def _data_arguments(stage: ArgumentParser) -> None:
 
 
 def _fit_arguments(stage: ArgumentParser) -> None:
-    stage.add_argument("--data", type=Path, required=True, help="cache folder from the data stage")
+    stage.add_argument("--data", type=Path, nargs="+", required=True, help="cache folders from the data stage")
     stage.add_argument("--out", type=Path, required=True, help="folder for state and draft; resumed when it holds one")
     stage.add_argument("--held-out", type=Path, default=None, help="cache folder to report on while training")
     stage.add_argument("--held-out-limit", type=int, default=64, help="conversations of it to use")

@@ -124,8 +124,10 @@ def fit(args: Namespace, log: Log) -> Path:
 def _prepare(args: Namespace, log: Log) -> tuple[Trainer, Iterator[Conversation], list[list[Conversation]]]:
     torch.manual_seed(args.seed)
     target = TargetModel.from_dir(args.target, torch.float32)
-    shards = cache_shards(args.data)
-    cached = read_manifest(args.data)["feature_layers"]
+    shards = [path for folder in args.data for path in cache_shards(folder)]
+    cached = read_manifest(args.data[0])["feature_layers"]
+    if any(read_manifest(folder)["feature_layers"] != cached for folder in args.data):
+        raise DataError("the data folders hold different feature layers; make them with the same ones.")
     wanted = args.feature_layers or cached
     columns = feature_columns(cached, wanted, target.config.hidden_size)
     drafter = Drafter(draft_config(target.config, args, wanted))
