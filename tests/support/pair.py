@@ -1,0 +1,70 @@
+"""The fixture pair and the requests that tests send to its server."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "pair"
+TARGET, DRAFT = FOLDER / "target", FOLDER / "draft"
+
+CONTEXT_LENGTH = 512
+# Small enough that prompts arrive in chunks, and that a burst of long answers does not fit at once.
+PREFILL_CHUNK, KV_TOKENS = 64, 6144
+SERVER_FLAGS = [
+    *("--model-path", str(TARGET), "--dtype", "float32", "--context-length", str(CONTEXT_LENGTH)),
+    *("--chunked-prefill-size", str(PREFILL_CHUNK), "--max-total-tokens", str(KV_TOKENS)),
+    # Admit more than fits, so that the scheduler has to take requests back out.
+    *("--schedule-conservativeness", "0.2"),
+]
+NUM_PROMPTS = 200
+# Far from the seeds of the pair's own training and held-out prompts.
+PROMPT_SEED = 3_000_000
+
+
+class Request(NamedTuple):
+    """An endpoint and the JSON that goes to it."""
+
+    path: str
+    payload: dict[str, Any]
+
+
+@cache
+def tokenizer() -> Any:
+    """Load the pair's tokenizer."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(TARGET)
+
+
+@cache
+def questions(count: int) -> list[str]:
+    """Give ``count`` questions of the pair's own kind."""
+    from sgl_dspark.demo.fixture_text import conversations
+
+    return [question for question, _ in conversations(PROMPT_SEED, count)]
+
+
+@cache
+def prompts(count: int = NUM_PROMPTS) -> list[list[int]]:
+    """Give the token ids of ``count`` chat prompts."""
+    from sgl_dspark.demo.fixture_target import chat_text
+
+    return [tokenizer().encode(chat_text(question, None)) for question in questions(count)]
+
+
+def generate(prompt: list[int], **sampling: Any) -> Request:
+    """Ask ``/generate`` for a greedy answer of 64 tokens, unless ``sampling`` says otherwise."""
+    return Request(
+        "/generate", {"input_ids": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 64, **sampling}}
+    )
+
+
+def chat(question: str, **parameters: Any) -> Request:
+    """Ask ``/v1/chat/completions`` for a greedy answer of 64 tokens, unless ``parameters`` say otherwise."""
+    messages = [{"role": "user", "content": question}]
+    return Request(
+        "/v1/chat/completions",
+        {"model": "default", "messages": messages, "temperature": 0, "max_tokens": 64, **parameters},
+    )
