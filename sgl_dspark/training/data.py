@@ -151,18 +151,25 @@ def read_shard(path: Path) -> list[Conversation]:
     return conversations
 
 
-def conversation_order(shards: Sequence[Path], seed: int) -> Iterator[Conversation]:
-    """Yield conversations for ever: shards shuffled every epoch, conversations shuffled within pairs of shards.
+def conversation_batches(shards: Sequence[Path], seed: int, size: int) -> Iterator[list[Conversation]]:
+    """Yield batches of ``size`` conversations for ever.
 
-    The order is a function of ``seed`` and the shard list alone, so a resumed run sees what it would have seen.
+    Shards are shuffled every epoch; within a few shards at a time, conversations of like length go together, so that
+    little is spent on padding, and the batches are shuffled. What a pool leaves over opens the next one. The order is a
+    function of the arguments alone, so a resumed run sees what it would have seen.
     """
-    epoch = 0
+    epoch, left = 0, list[Conversation]()
     while True:
         rng = random.Random(f"{seed}-{epoch}")
         order = list(shards)
         rng.shuffle(order)
-        for start in range(0, len(order), 2):
-            pool = [c for path in order[start : start + 2] for c in read_shard(path)]
+        for start in range(0, len(order), 3):
+            pool = left + [c for path in order[start : start + 3] for c in read_shard(path)]
             rng.shuffle(pool)
-            yield from pool
+            whole = len(pool) // size * size
+            left = pool[whole:]
+            ranked = sorted(pool[:whole], key=lambda c: len(c.ids))
+            batches = [ranked[i : i + size] for i in range(0, whole, size)]
+            rng.shuffle(batches)
+            yield from batches
         epoch += 1

@@ -16,7 +16,7 @@ from sgl_dspark.config import DrafterConfig
 from sgl_dspark.errors import DataError
 from sgl_dspark.model.checkpoint import save_drafter
 from sgl_dspark.model.drafter import Drafter
-from sgl_dspark.training.data import Conversation, cache_shards, conversation_order, read_manifest, read_shard
+from sgl_dspark.training.data import Conversation, cache_shards, conversation_batches, read_manifest, read_shard
 from sgl_dspark.training.loop import StepReport, Trainer, TrainingOptions, fold_feature_scale, measure_feature_scale
 from sgl_dspark.training.target import TargetConfig, TargetModel
 from sgl_dspark.training.vocabulary import SampledVocabulary
@@ -104,7 +104,7 @@ def fit(args: Namespace, log: Log) -> Path:
     started, last_saved = time.perf_counter(), time.perf_counter()
     first_step = trainer.step
     while trainer.step < trainer.options.steps:
-        report = trainer.train_step([next(stream) for _ in range(trainer.options.batch_size)])
+        report = trainer.train_step(next(stream))
         if trainer.step % args.log_every == 0 or trainer.step == trainer.options.steps:
             pace = (time.perf_counter() - started) / (trainer.step - first_step)
             log(describe(f"step {trainer.step}/{trainer.options.steps} {pace:.2f} s/step", report))
@@ -121,7 +121,7 @@ def fit(args: Namespace, log: Log) -> Path:
     return Path(args.out / "draft")
 
 
-def _prepare(args: Namespace, log: Log) -> tuple[Trainer, Iterator[Conversation], list[list[Conversation]]]:
+def _prepare(args: Namespace, log: Log) -> tuple[Trainer, Iterator[list[Conversation]], list[list[Conversation]]]:
     torch.manual_seed(args.seed)
     target = TargetModel.from_dir(args.target, torch.float32)
     shards = [path for folder in args.data for path in cache_shards(folder)]
@@ -159,8 +159,8 @@ def _prepare(args: Namespace, log: Log) -> tuple[Trainer, Iterator[Conversation]
         trainer.load_state(torch.load(state, weights_only=True))
         log(f"resuming at step {trainer.step}")
     # A resumed run skips what it has consumed, so that it sees exactly what it would have seen.
-    order = conversation_order(shards, args.seed)
-    stream = (select(c, columns) for c in itertools.islice(order, trainer.step * options.batch_size, None))
+    order = itertools.islice(conversation_batches(shards, args.seed, options.batch_size), trainer.step, None)
+    stream = ([select(c, columns) for c in batch] for batch in order)
     held_out: list[list[Conversation]] = []
     if args.held_out is not None:
         rows = [select(c, columns) for path in cache_shards(args.held_out) for c in read_shard(path)]

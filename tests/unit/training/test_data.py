@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sgl_dspark.errors import DataError
-from sgl_dspark.training.data import CacheWriter, cache_shards, conversation_order, read_shard, supervised_mask
+from sgl_dspark.training.data import CacheWriter, cache_shards, conversation_batches, read_shard, supervised_mask
 from sgl_dspark.training.generate import BatchGenerator, Prompt, Response, common_prefix
 from sgl_dspark.training.target import KeyValueCache, TargetModel
 from tests.support.tiny_target import EOS, VOCAB, write_tiny_target
@@ -90,20 +90,27 @@ def test_cache_round_trip_and_resumption(tmp_path: Path, responses: list[Respons
         CacheWriter(tmp_path, {"feature_layers": [1]})
 
 
-def test_order_is_a_function_of_the_seed_and_covers_an_epoch(tmp_path: Path, responses: list[Response]) -> None:
+def test_batches_are_a_function_of_the_seed_and_cover_the_data(tmp_path: Path, responses: list[Response]) -> None:
     writer = CacheWriter(tmp_path, {}, shard_tokens=40)
     for response in responses:
         writer.add(response)
     writer.flush()
     shards = cache_shards(tmp_path)
-    total = sum(len(read_shard(path)) for path in shards)
+    everything = sorted(c.ids.tolist() for path in shards for c in read_shard(path))
 
-    def first(seed: int, count: int) -> list[list[int]]:
-        return [c.ids.tolist() for c in itertools.islice(conversation_order(shards, seed), count)]
+    def first(seed: int, count: int) -> list[list[list[int]]]:
+        batches = itertools.islice(conversation_batches(shards, seed, 4), count)
+        return [[c.ids.tolist() for c in batch] for batch in batches]
 
-    assert first(0, 2 * total) == first(0, 2 * total)
-    assert first(0, total) != first(1, total)
-    assert sorted(first(0, total)) == sorted(c.ids.tolist() for path in shards for c in read_shard(path))
+    whole = len(everything) // 4
+    assert first(0, 3 * whole) == first(0, 3 * whole)
+    assert first(0, whole) != first(1, whole)
+    assert all(len(batch) == 4 for batch in first(0, 3 * whole))
+    # An epoch leaves fewer than a batch over, and the next one begins with it.
+    seen = [ids for batch in first(0, whole) for ids in batch]
+    assert all(seen.count(ids) <= everything.count(ids) for ids in seen)
+    twice = [ids for batch in first(0, 2 * whole + 1) for ids in batch]
+    assert all(ids in twice for ids in everything)
 
 
 def test_a_folder_without_a_cache_is_refused(tmp_path: Path) -> None:
