@@ -51,7 +51,7 @@ def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> list[Prom
     known = sorted({p.category for p in prompts})
     for category in categories:
         if category not in known:
-            raise BenchError(f"{name} has no category {category!r}; it has: {', '.join(known) or 'none'}")
+            raise BenchError(f"no category {category!r} in {name}; there are: {', '.join(known) or 'none'}")
     kept = [p for p in prompts if not categories or p.category in categories]
     if not kept:
         raise BenchError(f"{name} holds no prompt")

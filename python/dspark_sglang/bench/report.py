@@ -148,16 +148,20 @@ def notes(header: dict[str, Any]) -> list[str]:
     settings, prompts, machine = header["settings"], header["prompts"], header["machine"]
     models = header["models"]
     pair = f"{models['target']['name']} with {models['draft']['name']}; " if models else ""
-    accelerator = ", ".join(machine["gpus"]) or f"{header['threads'] or '?'} model thread(s)"
+    accelerator = ", ".join(machine["gpus"]) or _count(header["threads"], "model thread")
     return [
         f"{pair}{machine['cpu']}, {accelerator}; {header['pinning']}.",
         f"Prompts: {prompts['source']} ({', '.join(prompts['categories'])}), sha256 {prompts['sha256'][:12]}; "
         f"temperature {settings['temperature']:g}, at most {settings['max_tokens']} tokens"
-        f"{', end of turn ignored' if settings['ignore_eos'] else ''}; {settings['rounds']} rounds"
+        f"{', end of turn ignored' if settings['ignore_eos'] else ''}; {_count(settings['rounds'], 'round')}"
         f"{'' if header['complete'] else ' asked for, not completed'}.",
         "Median (lowest-highest) over rounds; ratios within a round. tok/s/user is decoding alone, end to end includes "
         "prefill; accept length is per verification round, bonus included.",
     ]
+
+
+def _count(number: int | None, noun: str) -> str:
+    return f"unknown {noun}s" if number is None else f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def to_json(runs: Sequence[Run], arms: Sequence[str], header: dict[str, Any]) -> dict[str, Any]:
