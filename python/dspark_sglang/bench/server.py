@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from dspark_sglang.bench import BenchError
 from dspark_sglang.bench.machine import on_cores
