@@ -30,9 +30,10 @@ def serve_command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", code, "serve", *arguments]
 
 
-def server_environment() -> dict[str, str]:
-    """Give an environment with one model thread and no access to a hub."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+def server_environment(**changes: str) -> dict[str, str]:
+    """Give an environment with one model thread, no access to a hub, and ``changes``."""
+    fixed = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {**os.environ, **fixed, **changes}
 
 
 def free_port() -> int:
@@ -57,10 +58,13 @@ class ServerProcess:
         Of ``dspark serve``, without ``--port``.
     log_path : Path
         Receives standard output and error of all its processes.
+    **environment : str
+        Added to the environment.
     """
 
-    def __init__(self, arguments: Sequence[str], log_path: Path) -> None:
+    def __init__(self, arguments: Sequence[str], log_path: Path, **environment: str) -> None:
         self.arguments = list(arguments)
+        self.environment = server_environment(**environment)
         self.log_path = log_path
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -72,7 +76,7 @@ class ServerProcess:
             self._process = subprocess.Popen(
                 serve_command(*self.arguments, "--port", str(self.port)),
                 cwd=ROOT,
-                env=server_environment(),
+                env=self.environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
