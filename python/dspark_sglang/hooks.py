@@ -64,6 +64,21 @@ def _refuse_inexact_requests(tokenized: Any, *_: Any, **__: Any) -> Any:
     return tokenized
 
 
+def _renew_packed_weights(result: Any, updater: Any, *_: Any, **__: Any) -> Any:
+    from dspark_sglang.packed_weights import renew_weights
+
+    renew_weights(updater.get_model())
+    return result
+
+
+_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+_UPDATES = (
+    "update_weights_from_disk",
+    "load_weights_from_distributed",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+)
+
 HOOKS: tuple[Hook, ...] = (
     Hook(
         "sglang.srt.arg_groups.speculative_hook._handle_dspark",
@@ -88,5 +103,9 @@ HOOKS: tuple[Hook, ...] = (
         HookType.AFTER,
         _refuse_inexact_requests,
         "answers 400 to what would not be exact",
+    ),
+    *(
+        Hook(f"{_UPDATER}.{name}", HookType.AFTER, _renew_packed_weights, "renews packed weights after an update")
+        for name in _UPDATES
     ),
 )

@@ -19,6 +19,7 @@ from dspark_sglang.attention import CPU_BACKEND_NAME
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
+    from torch import nn
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,9 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
         # the platform; its kernels come from a build that this platform does without.
         if server_args.attention_backend in (None, "intel_amx"):
             server_args.attention_backend = CPU_BACKEND_NAME
+        # An idle scheduler would otherwise poll at full speed on a core that the model
+        # or the HTTP server of this machine needs.
+        server_args.sleep_on_idle = True
         if server_args.max_total_tokens is None:
             server_args.max_total_tokens = DEFAULT_KV_TOKENS
             logger.info("KV cache limited to %d tokens; set --max-total-tokens to change it", DEFAULT_KV_TOKENS)
@@ -78,6 +82,12 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
         from dspark_sglang.selection import worker_class
 
         return worker_class(algorithm)
+
+    def post_load_model(self, model: nn.Module) -> None:
+        """Lay the target's weights out for oneDNN."""
+        from dspark_sglang.packed_weights import pack_weights
+
+        pack_weights(model)
 
     def init_backend(self) -> None:
         """Register the attention backend in the worker process."""

@@ -1,0 +1,93 @@
+"""The target's linear layers with weights laid out once for this machine's matrix kernels.
+
+oneDNN reorders a plain bf16 weight on every call. For the few rows of a decode step that takes as long as the product
+itself, so the CPU platform keeps a reordered copy beside each weight.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+
+from sgl_dspark.errors import ConfigError
+from sgl_dspark.model.packed import can_pack, frozen_linear
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from sgl_dspark.model.packed import Linear
+
+logger = logging.getLogger(__name__)
+
+PACK_VARIABLE = "SGL_DSPARK_PACK_WEIGHTS"
+
+
+def packing_wanted() -> bool:
+    """Return whether weights are to be packed: ``SGL_DSPARK_PACK_WEIGHTS`` is 1 (the default) and not 0.
+
+    Raises
+    ------
+    ConfigError
+        If the variable holds anything else.
+    """
+    text = os.environ.get(PACK_VARIABLE, "").strip() or "1"
+    if text not in ("0", "1"):
+        raise ConfigError(f"{PACK_VARIABLE} must be 0 or 1, not '{text}'")
+    return text == "1"
+
+
+class PackedLinearMethod(UnquantizedLinearMethod):
+    """SGLang's unquantised linear layer, computed from a packed copy of its weight.
+
+    Whoever changes the weight calls `renew_weights` afterwards.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._linear: Linear | None = None
+
+    def renew(self) -> None:
+        """Forget the copy; the next call makes another one from the layer's weight."""
+        self._linear = None
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return ``x @ weight^T + bias`` for x [..., in]."""
+        if self._linear is None:
+            self._linear = frozen_linear(layer.weight.detach())
+        product = self._linear(x)
+        return product if bias is None else product + bias
+
+
+def pack_weights(model: nn.Module) -> int:
+    """Pack every unquantised bf16 linear layer of a model.
+
+    Returns
+    -------
+    int
+        Bytes that the copies take; 0 where packing brings nothing or is switched off.
+    """
+    if not packing_wanted():
+        return 0
+    size = 0
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        weight = getattr(module, "weight", None)
+        # Exactly this class: a subclass computes something else.
+        if type(method) is UnquantizedLinearMethod and isinstance(weight, torch.Tensor) and can_pack(weight):
+            module.quant_method = PackedLinearMethod()
+            size += weight.numel() * weight.element_size()
+    if size:
+        logger.info("packed %.0f MB of weights for oneDNN; %s=0 saves the memory", size / 1e6, PACK_VARIABLE)
+    return size
+
+
+def renew_weights(model: nn.Module) -> None:
+    """Make every packed layer of a model read its weight again, after an update of weights while serving."""
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, PackedLinearMethod):
+            method.renew()

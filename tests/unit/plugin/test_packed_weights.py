@@ -1,0 +1,79 @@
+"""Packed linear layers compute what plain ones do, follow weight updates, and replace nothing else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("sglang")
+
+from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+
+from dspark_sglang.packed_weights import PackedLinearMethod, pack_weights, packing_wanted, renew_weights
+from sgl_dspark.errors import ConfigError
+from sgl_dspark.model.packed import can_pack
+
+
+class Layer(nn.Module):
+    def __init__(self, dtype: torch.dtype, method: object | None = None) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.weight = nn.Parameter(torch.randn(48, 32, generator=generator).to(dtype), requires_grad=False)
+        self.quant_method = UnquantizedLinearMethod() if method is None else method
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_packed_layers_compute_what_plain_ones_do_and_follow_an_update(dtype: torch.dtype) -> None:
+    layer, method = Layer(dtype), PackedLinearMethod()
+    x, bias = torch.randn(5, 32).to(dtype), torch.randn(48).to(dtype)
+    wanted = torch.nn.functional.linear(x.float(), layer.weight.float())
+    tolerance = {"rtol": 2e-2, "atol": 5e-2} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(method.apply(layer, x).float(), wanted, **tolerance)
+    torch.testing.assert_close(method.apply(layer, x, bias).float(), wanted + bias.float(), **tolerance)
+    layer.quant_method = method
+    layer.weight.data.copy_(torch.zeros(48, 32))
+    renew_weights(nn.ModuleList([layer, nn.Linear(2, 2)]))
+    assert not method.apply(layer, x).any()
+
+
+def test_only_plain_bf16_layers_are_replaced() -> None:
+    class Special(UnquantizedLinearMethod):
+        pass
+
+    wide, special = Layer(torch.float32), Layer(torch.bfloat16, Special())
+    plain = Layer(torch.bfloat16)
+    size = pack_weights(nn.ModuleList([wide, special, plain, nn.Linear(4, 4)]))
+    packed = can_pack(plain.weight)
+    assert size == (48 * 32 * 2 if packed else 0)
+    assert isinstance(plain.quant_method, PackedLinearMethod) is packed
+    assert type(wide.quant_method) is UnquantizedLinearMethod
+    assert type(special.quant_method) is Special
+
+
+def test_packing_can_be_switched_off_and_a_typing_error_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGL_DSPARK_PACK_WEIGHTS", "0")
+    layer = Layer(torch.bfloat16)
+    assert pack_weights(nn.ModuleList([layer])) == 0
+    assert type(layer.quant_method) is UnquantizedLinearMethod
+    monkeypatch.setenv("SGL_DSPARK_PACK_WEIGHTS", "yes")
+    with pytest.raises(ConfigError, match="SGL_DSPARK_PACK_WEIGHTS must be 0 or 1, not 'yes'"):
+        packing_wanted()
+
+
+def test_every_way_to_update_weights_renews_them() -> None:
+    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+    from dspark_sglang.hooks import _UPDATES, HOOKS
+
+    loaders = {name for name in vars(WeightUpdater) if name.startswith(("update_weights_from", "load_weights_from"))}
+    assert loaders == set(_UPDATES)
+    layer = Layer(torch.bfloat16, PackedLinearMethod())
+    hook = next(h for h in HOOKS if h.target.endswith(_UPDATES[0]))
+    layer.quant_method.apply(layer, torch.randn(1, 32).to(torch.bfloat16))
+    updater = SimpleNamespace(get_model=lambda: nn.ModuleList([layer]))
+    layer.weight.data.zero_()
+    assert hook.function((True, "done"), updater, None) == (True, "done")
+    assert not layer.quant_method.apply(layer, torch.ones(1, 32).to(torch.bfloat16)).any()
