@@ -31,8 +31,7 @@ def frozen_linear(weight: Tensor) -> Linear:
     callable
         Maps [..., in] to [..., out].
     """
-    packable = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not weight.is_meta
-    if not packable or not _has_bf16_kernels():
+    if not can_pack(weight):
         return lambda x: F.linear(x, weight)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS_HINT)
 
@@ -43,5 +42,12 @@ def frozen_linear(weight: Tensor) -> Linear:
     return apply
 
 
-def _has_bf16_kernels() -> bool:
-    return bool(torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported())
+def can_pack(weight: Tensor) -> bool:
+    """Whether `frozen_linear` packs this weight: a bf16 matrix on a CPU with bf16 matrix instructions."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.bfloat16
+        and weight.ndim == 2
+        and torch.backends.mkldnn.is_available()
+        and bool(torch.cpu._is_avx512_bf16_supported())
+    )
