@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dspark_sglang import selection
+
 # Name that the client used, and whether a tokenized request asks for it.
 _SAMPLING_RULES: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("frequency_penalty", lambda p: p.frequency_penalty != 0.0),
@@ -31,6 +33,8 @@ _REQUEST_RULES: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("lora_path (model adapter)", lambda r: r.lora_id is not None),
     ("return_hidden_states", lambda r: bool(r.return_hidden_states)),
     ("input_embeds", lambda r: r.input_embeds is not None),
+    ("return_routed_experts", lambda r: bool(getattr(r, "return_routed_experts", False))),
+    ("return_indexer_topk", lambda r: bool(getattr(r, "return_indexer_topk", False))),
     ("return_sampling_mask", lambda r: bool(getattr(r, "return_sampling_mask", False))),
 )
 
@@ -56,7 +60,7 @@ def refuse_unsupported(tokenized: Any) -> None:
     """
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 
-    if not isinstance(tokenized, TokenizedGenerateReqInput) or not _serves_dspark():
+    if not isinstance(tokenized, TokenizedGenerateReqInput) or not selection.serves_ours():
         return
     names = unsupported_parameters(tokenized)
     if names:
@@ -65,12 +69,3 @@ def refuse_unsupported(tokenized: Any) -> None:
             f"{what}: not supported with DSpark speculative decoding yet, and ignoring it would change the output; "
             "leave it out, or send the request to a server started without speculation"
         )
-
-
-def _serves_dspark() -> bool:
-    from sglang.srt.runtime_context import get_spec
-
-    from dspark_sglang import selection
-
-    name = get_spec().speculative_algorithm
-    return name is not None and name.upper() == selection.ALGORITHM and selection.worker_choice() == selection.OURS

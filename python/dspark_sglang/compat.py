@@ -6,9 +6,10 @@ version is one file to read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.layers.radix_attention import AttentionType
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.server_args import ServerArgs
     from torch import Tensor
 
     from dspark_sglang.verify import VerifyInput, VerifyWindow
@@ -60,6 +62,11 @@ def refuse_unsupported_layer(layer: RadixAttention) -> None:
         raise NotImplementedError("the dspark_cpu attention backend has no sliding window and no logit soft cap")
     if layer.qk_head_dim != layer.v_head_dim:
         raise NotImplementedError("the dspark_cpu attention backend needs keys and values of one width")
+
+
+def resolved(server_args: ServerArgs) -> Any:
+    """Return server arguments as SGLang resolved them."""
+    return resolving_view(server_args)
 
 
 def target_embeddings(runner: ModelRunner) -> dict[str, Tensor]:

@@ -61,8 +61,9 @@ class WorkerConfig:
 
 def local_folder(path: str, revision: str | None) -> str:
     """Return the draft's folder on this machine, fetching it from its hub if it is not one."""
-    if os.path.isdir(path):
-        return path
+    folder = os.path.expanduser(path)
+    if os.path.isdir(folder):
+        return folder
     from huggingface_hub import snapshot_download
 
     return snapshot_download(path, revision=revision)

@@ -111,7 +111,7 @@ def _entry_points() -> Iterator[Finding]:
 def _plugin() -> Iterator[Finding]:
     try:
         choice = selection.worker_choice()
-    except ValueError as error:
+    except DsparkError as error:
         yield Finding(State.MISSING, "worker", str(error), f"unset {selection.WORKER_VARIABLE}")
         return
     failure = _attempt(launch.check_plugin)

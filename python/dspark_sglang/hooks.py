@@ -59,6 +59,16 @@ def _assign_slots(original: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     return slots.assign_req_to_token(*args[:5])
 
 
+def _widen_slot_table(extra: int, *_: Any, **__: Any) -> int:
+    # Upstream: 0.5.23 reserves twice the verify width past the committed length, but
+    # gives a row of the slot table room for one. Remove when both come from one place.
+    from sglang.srt.runtime_context import get_spec
+
+    if not selection.serves_ours():
+        return extra
+    return max(extra, 2 * int(get_spec().speculative_num_draft_tokens))
+
+
 def _refuse_inexact_requests(tokenized: Any, *_: Any, **__: Any) -> Any:
     admission.refuse_unsupported(tokenized)
     return tokenized
@@ -97,6 +107,12 @@ HOOKS: tuple[Hook, ...] = (
         HookType.AROUND,
         _assign_slots,
         "reserves verification slots without Triton",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
+        HookType.AFTER,
+        _widen_slot_table,
+        "gives long blocks room at the context end",
     ),
     Hook(
         "sglang.srt.managers.tokenizer_manager.TokenizerManager._create_tokenized_object",

@@ -63,6 +63,33 @@ def flag_value(arguments: Sequence[str], *names: str) -> str | None:
     return found
 
 
+def expand_config(arguments: Sequence[str]) -> list[str]:
+    """Put the flags of a ``--config`` file in its place, so that everything else sees flags only.
+
+    Raises
+    ------
+    ConfigError
+        If SGLang cannot read the file.
+    """
+    file = flag_value(arguments, "--config")
+    if file is None:
+        return list(arguments)
+    import argparse
+
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+
+    separate: list[str] = []
+    for argument in arguments:
+        separate += ["--config", file] if argument.startswith("--config=") else [argument]
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    try:
+        return list(ConfigArgumentMerger(parser).merge_config_with_args(separate))
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"--config {file}: {error}") from error
+
+
 def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool) -> LaunchPlan:
     """Complete the user's SGLang flags.
 
@@ -85,12 +112,10 @@ def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool) -> LaunchP
     ConfigError
         If a target is given without a draft, or a draft with ``--plain``.
     """
-    full = list(arguments)
+    full = expand_config(arguments)
     algorithm = flag_value(full, "--speculative-algorithm")
     draft = flag_value(full, *_DRAFT_FLAGS)
-    # A configuration file may hold any flag, so nothing is concluded from an absence.
-    configured = flag_value(full, "--config") is not None
-    demo = flag_value(full, *_MODEL_FLAGS) is None and not configured
+    demo = flag_value(full, *_MODEL_FLAGS) is None
     if demo:
         full += ["--model-path", str(_demo_target())]
         if draft is None and algorithm is None and not plain:
@@ -99,7 +124,7 @@ def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool) -> LaunchP
     if plain:
         if draft is not None or algorithm is not None:
             raise ConfigError("--plain serves the target alone; leave out the --speculative-* flags or --plain")
-    elif algorithm is None and not configured:
+    elif algorithm is None:
         if draft is None:
             # A mistyped target explains itself better than the draft that it lacks.
             preflight.check_target(flag_value(full, *_MODEL_FLAGS) or "")
@@ -108,7 +133,7 @@ def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool) -> LaunchP
             )
         full += ["--speculative-algorithm", "DSPARK"]
         algorithm = "DSPARK"
-    if not cuda and flag_value(full, "--device") is None and not configured:
+    if not cuda and flag_value(full, "--device") is None:
         full += ["--device", "cpu"]
     return LaunchPlan(full, algorithm is not None and algorithm.upper() == "DSPARK", demo)
 
@@ -211,21 +236,34 @@ def serve(plan: LaunchPlan) -> None:
         preflight.check_pair(config, draft)
     check_plugin()
 
-    from sglang.srt.arg_groups.overrides import resolving_view
-    from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
-    server_args = prepare_server_args(plan.arguments)
-    if server_args.device == "cpu":
-        set_threads()
-    server_args.resolve_once()
-    view = resolving_view(server_args)
-    if plan.speculative and selection.worker_choice() == selection.OURS:
+    server_args, view = _resolve(plan.arguments)
+    if (
+        view.speculative_algorithm or ""
+    ).upper() == selection.ALGORITHM and selection.worker_choice() == selection.OURS:
         preflight.refuse_flags(view)
+        if target is not None and view.sampling_defaults == "model":
+            preflight.check_sampling_defaults(target)
     try:
         _run(server_args, view)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
+
+
+def _resolve(arguments: list[str]) -> tuple[Any, Any]:
+    """Let SGLang parse and resolve its flags; returns the record and the resolved view of it."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+    from sglang.srt.server_args import prepare_server_args
+
+    if flag_value(arguments, "--device") == "cpu":
+        set_threads()
+    try:
+        server_args = prepare_server_args(arguments)
+        server_args.resolve_once()
+    except (ValueError, AssertionError) as error:
+        raise LaunchError(f"SGLang refuses these flags: {error}") from error
+    return server_args, resolving_view(server_args)
 
 
 def _run(server_args: Any, view: Any) -> None:
@@ -236,6 +274,7 @@ def _run(server_args: Any, view: Any) -> None:
 
 def _announce(view: Any) -> None:
     host = "127.0.0.1" if view.host in ("0.0.0.0", "::") else view.host
+    host = f"[{host}]" if ":" in host else host
     sys.stderr.write(
         f"\nReady. Ask it something:\n\ncurl -s http://{host}:{view.port}/v1/chat/completions "
         "-H 'Content-Type: application/json' \\\n"

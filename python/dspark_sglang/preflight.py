@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgl_dspark.config import DrafterConfig
+from dspark_sglang.attention import CPU_BACKEND_NAME
 from sgl_dspark.errors import ConfigError, LaunchError, TargetMismatchError
+from sgl_dspark.model.checkpoint import check_drafter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Server flags under which DSpark would not be exact or not run, and when.
+
+def _only_ours(args: Any) -> bool:
+    chosen = (args.attention_backend, args.prefill_attention_backend, args.decode_attention_backend)
+    return {name for name in chosen if name is not None} <= {CPU_BACKEND_NAME}
+
+
+# Server flags and variables under which DSpark would not be exact or not run, and when.
 _REFUSED_FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("--tp-size", lambda a: a.tp_size > 1, "the draft shares the target's embedding, which tensor parallelism splits"),
     ("--pp-size", lambda a: a.pp_size > 1, "drafting needs every feature layer in one stage"),
@@ -36,11 +44,47 @@ _REFUSED_FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "pages above one token need Triton kernels on a CPU",
     ),
     (
+        "--attention-backend",
+        lambda a: a.device == "cpu" and not _only_ours(a),
+        f"only {CPU_BACKEND_NAME}, the default, verifies drafts on a CPU",
+    ),
+    (
+        "--kv-cache-dtype",
+        lambda a: a.device == "cpu" and str(a.kv_cache_dtype).startswith("fp"),
+        "the CPU attention backend reads keys and values in the model's own type",
+    ),
+    ("--enable-pdmux", lambda a: bool(a.enable_pdmux), "its split prefill does not feed the draft"),
+    (
+        "--enable-strict-thinking",
+        lambda a: bool(a.enable_strict_thinking),
+        "it constrains the reasoning by a grammar, and grammars are not exact yet",
+    ),
+    (
+        "--tokenizer-worker-num",
+        lambda a: a.tokenizer_worker_num > 1,
+        "its extra processes load no plugins, so they would not refuse what is not exact",
+    ),
+    (
+        "--smg-grpc-mode",
+        lambda a: bool(a.smg_grpc_mode or a.grpc_mode),
+        "requests that do not come through SGLang's Python HTTP server are not checked",
+    ),
+    (
+        "SGLANG_RUST_SERVER",
+        lambda _: rust_server(),
+        "requests that do not come through SGLang's Python HTTP server are not checked",
+    ),
+    (
         "--enable-deterministic-inference",
         lambda a: bool(a.enable_deterministic_inference),
         "acceptance does not draw from per-request seeds yet",
     ),
 )
+
+
+def rust_server() -> bool:
+    """Whether SGLang's Rust front end is switched on, which checks no request."""
+    return os.environ.get("SGLANG_RUST_SERVER", "").strip().lower() in ("1", "true", "yes", "y")
 
 
 def refuse_flags(args: Any) -> None:
@@ -57,6 +101,8 @@ def refuse_flags(args: Any) -> None:
 
 def check_port(host: str, port: int) -> None:
     """Raise `LaunchError` if the server could not listen there."""
+    if not 0 < port < 65536:
+        raise LaunchError(f"--port must be in 1..65535, not {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -86,11 +132,19 @@ def check_target(path: str) -> dict[str, Any] | None:
         except (OSError, json.JSONDecodeError) as error:
             raise LaunchError(f"cannot read {file}: {error}") from error
         return config
+    if folder.is_file():
+        return None
     if folder.is_dir():
         raise LaunchError(f"{path} holds no config.json, so it is not a model folder; check --model-path")
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+    if _names_a_folder(path):
         raise LaunchError(f"there is no model at {path}; check --model-path")
     return None
+
+
+def _names_a_folder(path: str) -> bool:
+    """Whether a path that is no folder here can only have been meant as one, and not as a model on a hub."""
+    # A bare word is most often a mistyped folder; models on a hub have an owner too.
+    return "://" not in path and (path.startswith((".", "/", "~")) or path.count("/") != 1)
 
 
 def check_pair(target: dict[str, Any], draft_path: str) -> None:
@@ -105,17 +159,18 @@ def check_pair(target: dict[str, Any], draft_path: str) -> None:
 
     Raises
     ------
-    LaunchError, ConfigError
-        If the folder is missing or its configuration is refused.
+    LaunchError, ConfigError, CheckpointError
+        If the folder is missing, its configuration is refused, or its weights do not
+        fit it; the weights' names and shapes are read, not the weights.
     TargetMismatchError
         If it was made for another target.
     """
     folder = Path(draft_path).expanduser()
     if not folder.is_dir():
-        if draft_path.startswith((".", "/", "~")) or draft_path.count("/") != 1:
+        if _names_a_folder(draft_path):
             raise LaunchError(f"there is no draft at {draft_path}; check --speculative-draft-model-path")
         return
-    draft = DrafterConfig.from_dir(folder)
+    draft = check_drafter(folder, beside_target=True)
     text = target.get("text_config", target)
     for name, key, wanted in (
         ("hidden size", "hidden_size", draft.hidden_size),
@@ -128,3 +183,23 @@ def check_pair(target: dict[str, Any], draft_path: str) -> None:
                 f"the draft {draft_path} was made for another target ({name} {wanted}, but this target has {got}); "
                 "give the draft of this target with --speculative-draft-model-path"
             )
+
+
+def check_sampling_defaults(target_path: str) -> None:
+    """Raise `ConfigError` if the target brings a sampling default that every request would be refused for.
+
+    Parameters
+    ----------
+    target_path : str
+        The target's folder. SGLang applies its ``generation_config.json`` to requests
+        unless it is started with ``--sampling-defaults openai``.
+    """
+    file = Path(target_path).expanduser() / "generation_config.json"
+    if not file.is_file():
+        return
+    penalty = json.loads(file.read_text()).get("repetition_penalty")
+    if penalty not in (None, 1, 1.0):
+        raise ConfigError(
+            f"the target's generation_config.json asks for a repetition_penalty of {penalty}, which is not supported "
+            "with DSpark yet; add --sampling-defaults openai to leave the target's defaults out"
+        )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from sgl_dspark.errors import ConfigError
+
 ALGORITHM = "DSPARK"
 WORKER_VARIABLE = "SGL_DSPARK_WORKER"
 OURS, UPSTREAM = "ours", "upstream"
@@ -14,12 +16,12 @@ def worker_choice() -> str:
 
     Raises
     ------
-    ValueError
+    ConfigError
         If the variable holds anything else; unset and empty mean ours.
     """
     choice = os.environ.get(WORKER_VARIABLE, "").strip().lower() or OURS
     if choice not in (OURS, UPSTREAM):
-        raise ValueError(f"{WORKER_VARIABLE} must be '{OURS}' or '{UPSTREAM}', not '{choice}'")
+        raise ConfigError(f"{WORKER_VARIABLE} must be '{OURS}' or '{UPSTREAM}', not '{choice}'")
     return choice
 
 
@@ -30,3 +32,11 @@ def worker_class(algorithm: str) -> type | None:
     from dspark_sglang.worker import DsparkWorker
 
     return DsparkWorker
+
+
+def serves_ours() -> bool:
+    """Whether this process belongs to a server that runs our worker."""
+    from sglang.srt.runtime_context import get_spec
+
+    name = get_spec().speculative_algorithm
+    return name is not None and name.upper() == ALGORITHM and worker_choice() == OURS

@@ -29,7 +29,7 @@ class VerifyWindow:
     verify_lens_list : list of int
         The same on the host.
     positions, slots : int64 [R, W]
-        Position and KV slot of the anchor and of each draft.
+        Position (below the context length) and KV slot of the anchor and of each draft.
     qo_indptr : int64 [R + 1]
         First flat row of each request, then T.
     packed : int64 [T] or None
@@ -54,6 +54,7 @@ class VerifyWindow:
         req_pool_indices: Tensor,
         req_to_token: Tensor,
         offsets: Tensor,
+        max_positions: int,
     ) -> VerifyWindow:
         """Lay the window out.
 
@@ -69,6 +70,9 @@ class VerifyWindow:
             Slots that SGLang reserved, past the committed length too.
         offsets : int64 [W]
             0..W-1.
+        max_positions : int
+            Rows of the target's rotary table: the context length. Positions are cut
+            there; only rows past a request's end lie beyond, whose results are dropped.
         """
         device = seq_lens.device
         width = offsets.numel()
@@ -76,6 +80,7 @@ class VerifyWindow:
         # Columns past the table's end are never verified; clamping keeps the lookup legal.
         columns = positions.clamp(max=req_to_token.shape[1] - 1)
         slots = req_to_token[req_pool_indices.unsqueeze(1), columns].long()
+        positions = positions.clamp(max=max_positions - 1)
         lens = verify_lens_cpu.tolist()
         verify_lens = verify_lens_cpu.to(device)
         indptr = torch.zeros(len(lens) + 1, dtype=torch.int64)

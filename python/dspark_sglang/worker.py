@@ -18,6 +18,7 @@ from dspark_sglang.attention.cpu import CpuRaggedBackend
 from dspark_sglang.attention.layout import build_plan
 from dspark_sglang.config import WorkerConfig
 from dspark_sglang.draft_kv import DraftKvPool
+from dspark_sglang.preflight import refuse_flags
 from dspark_sglang.sampling_bridge import RowSampling, accept
 from dspark_sglang.verify import VerifyInput, VerifyWindow
 from sgl_dspark.model.checkpoint import load_drafter
@@ -49,6 +50,8 @@ class DsparkWorker(compat.BaseSpecWorker):
         self._draft_worker = None
         self.model_runner = target_worker.model_runner
         self.device = torch.device(target_worker.device)
+        # Whoever starts SGLang without `dspark serve` is held to the same flags.
+        refuse_flags(compat.resolved(server_args))
         self.config = WorkerConfig.from_server(server_args)
         self.drafter = load_drafter(
             self.config.draft_path,
@@ -60,7 +63,8 @@ class DsparkWorker(compat.BaseSpecWorker):
         self.stride = self.gamma + 1
         compat.check_target(self.drafter.config, self.model_runner)
         self.config.check_gamma(self.gamma)
-        self.drafter.reserve_positions(self.model_runner.model_config.context_len)
+        # Under overlap a request that has reached the context end runs one step more.
+        self.drafter.reserve_positions(self.model_runner.model_config.context_len + 2 * self.stride)
         self.drafter.fuse_for_serving()
         self._offsets = torch.arange(self.stride, device=self.device)
         self._pool: DraftKvPool | None = None
@@ -209,10 +213,9 @@ class DsparkWorker(compat.BaseSpecWorker):
     def _verify_window(self, batch: ScheduleBatch) -> VerifyWindow:
         """Choose verify_lens (fixed at gamma + 1) and lay out positions and slots."""
         prefix = batch.seq_lens_cpu
+        limit = self.model_runner.model_config.context_len
         if self._ragged:
-            # Invariant: no position of the target at or past the context length, where
-            # its rotary table ends.
-            limit = self.model_runner.model_config.context_len
+            # A draft at or past the context length could never be emitted.
             verify_lens_cpu = (limit - prefix).clamp(min=1, max=self.stride)
         else:
             verify_lens_cpu = torch.full_like(prefix, self.stride)
@@ -223,6 +226,7 @@ class DsparkWorker(compat.BaseSpecWorker):
             req_pool_indices=batch.req_pool_indices,
             req_to_token=self.model_runner.req_to_token_pool.req_to_token,
             offsets=self._offsets,
+            max_positions=limit,
         )
 
     def _draft(

@@ -71,6 +71,32 @@ def load_drafter(
     return drafter.eval()
 
 
+def check_drafter(path: str | Path, *, beside_target: bool) -> DrafterConfig:
+    """Check a draft's configuration and the names and shapes of its tensors; no tensor is read.
+
+    Parameters
+    ----------
+    path : str or Path
+        Folder with ``config.json`` and ``model.safetensors``.
+    beside_target : bool
+        Whether the target's embedding and head will be there, so that the file may leave them out.
+
+    Raises
+    ------
+    ConfigError, CheckpointError
+        As `load_drafter`.
+    """
+    config = DrafterConfig.from_dir(path)
+    file = Path(path) / WEIGHTS_FILE
+    try:
+        with safe_open(file, framework="pt") as handle:
+            shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}; give the folder of a draft checkpoint.") from error
+    _check(file, shapes, tensor_shapes(config), set(SHARED_TENSORS) if beside_target else set())
+    return config
+
+
 def save_drafter(drafter: Drafter, path: str | Path, *, include_shared: bool) -> None:
     """Write a draft in the released format, replacing what the folder holds.
 

@@ -42,17 +42,18 @@ class Case:
     def random(cls, requests: list[tuple[int, int]], num_kv: int, group: int, seed: int) -> Case:
         generator = torch.Generator().manual_seed(seed)
         q_lens, kv_lens = [q for q, _ in requests], [q + prefix for q, prefix in requests]
-        width, num_slots = max(kv_lens) + 5, sum(kv_lens) + 3
+        width, num_slots = max(kv_lens) + 5, sum(kv_lens) + 4
         pool_rows = len(requests) + 2
         table = torch.randint(num_slots, (pool_rows, width), generator=generator, dtype=torch.int32)
         rows = torch.randperm(pool_rows, generator=generator)[: len(requests)]
-        own = torch.randperm(num_slots, generator=generator).to(torch.int32)
+        # Slot 0 is the padding slot, which no request owns.
+        own = (torch.randperm(num_slots - 1, generator=generator) + 1).to(torch.int32)
         for r, part in zip(rows.tolist(), own[: sum(kv_lens)].split(kv_lens), strict=True):
             table[r, : len(part)] = part
         keys, values = torch.randn(2, num_slots, num_kv, DIM, generator=generator)
-        # Slots that belong to nobody hold large garbage, as a pool does after use.
-        keys[own[sum(kv_lens) :].long()] = 1e4
-        values[own[sum(kv_lens) :].long()] = -1e4
+        # Slots that belong to nobody here hold the worst that an overflow in another request can leave.
+        keys[own[sum(kv_lens) :].long()] = torch.nan
+        values[own[sum(kv_lens) :].long()] = torch.inf
         queries = torch.randn(sum(q_lens), num_kv * group, DIM, generator=generator)
         return cls(table, rows, q_lens, kv_lens, queries, keys, values)
 

@@ -56,7 +56,9 @@ def test_window_of_mixed_lengths(requests: list[tuple[int, int]], stride: int, s
         req_pool_indices=rows,
         req_to_token=table,
         offsets=torch.arange(stride),
+        max_positions=WIDTH,
     )
+    assert int(window.positions.max()) < WIDTH
     flat = [(r, i) for r, length in enumerate(lens) for i in range(length)]
     assert window.pack(window.positions).tolist() == [prefix[r] + i for r, i in flat]
     assert window.pack(window.slots).tolist() == [int(table[rows[r], prefix[r] + i]) for r, i in flat]
@@ -75,3 +77,20 @@ def test_window_of_mixed_lengths(requests: list[tuple[int, int]], stride: int, s
     assert torch.equal(made.draft_token, tokens)
     assert made.draft_token_num == stride
     assert (made.verify_lens_cpu, made.prefix_lens_cpu) == (lens, prefix)
+
+
+def test_a_request_past_its_end_stays_inside_the_rotary_table_and_its_own_slots() -> None:
+    """Under overlap a request that has reached the context length runs one step more, whose result is dropped."""
+    limit, stride = 16, 4
+    table = torch.arange(2 * (limit + 2 * stride), dtype=torch.int32).view(2, -1)
+    window = VerifyWindow.build(
+        seq_lens=torch.tensor([limit]),
+        prefix_lens_cpu=torch.tensor([limit]),
+        verify_lens_cpu=torch.tensor([1]),
+        req_pool_indices=torch.tensor([1]),
+        req_to_token=table,
+        offsets=torch.arange(stride),
+        max_positions=limit,
+    )
+    assert window.pack(window.positions).tolist() == [limit - 1]
+    assert window.pack(window.slots).tolist() == [int(table[1, limit])]

@@ -25,6 +25,8 @@ MAX_TILE_ROWS = 256
 # useful one (plus a constant below which padding costs less than a kernel call).
 PADDING_FACTOR = 1.5
 PADDING_FREE_AREA = 4096
+# SGLang never hands this slot out.
+PADDING_SLOT = 0
 
 
 @dataclass
@@ -37,9 +39,8 @@ class Tile:
         Query rows of the tile, request-major; short requests repeat their last
         row. None when the tile is exactly the flat rows in order.
     slots : int64 [B * L]
-        KV slot of every (request, position). Positions past a request's own
-        KV hold whatever the request's row of ``req_to_token`` holds there and
-        are masked.
+        KV slot of every (request, position); the padding slot past a request's
+        own KV, which is masked.
     last_visible : int64 [B, Q] or None
         Last KV position that a row sees; None when every row sees all L.
     keep : int64 [n] or None
@@ -174,6 +175,11 @@ def _tile(
     else:
         members = torch.tensor([p.request for p in group], device=device)
         table = req_to_token[request_rows[members], :kv_len]
+    if any(p.kv_len != kv_len for p in group):
+        # Past a request's own KV its row names slots that others hold now. Masking their
+        # scores is not enough, since 0 * inf is NaN: read the padding slot instead.
+        own = torch.tensor([p.kv_len for p in group], device=device).unsqueeze(1)
+        table = table.masked_fill(torch.arange(kv_len, device=device) >= own, PADDING_SLOT)
     last_visible = None
     if causal and num_rows > 1:
         first = torch.tensor([p.first for p in group]).unsqueeze(1)

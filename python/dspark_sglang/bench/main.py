@@ -170,12 +170,15 @@ def _report(runs: Sequence[Run], names: Sequence[str], header: dict[str, Any], a
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that servers are ended then too."""
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    """Treat SIGTERM as Ctrl-C, and Ctrl-C as itself, so that servers are ended then too."""
+    before_term = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # A shell starts its background jobs with SIGINT ignored, and Python then leaves it so.
+    before_int = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before_term)
+        signal.signal(signal.SIGINT, before_int)
 
 
 def _log(line: str) -> None:

@@ -106,6 +106,15 @@ def test_both_arms_are_asked_the_same(bench: Bench) -> None:
     assert bench.plain.calls == ["chat", "flush", *["chat"] * 2, *["chat"] * 2, "flush", *["chat"] * 4]
 
 
+@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"])
+def shell_job(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Stand for how a shell starts a job: one in the background has SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, request.param)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("shell_job")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interruption_ends_the_server_and_prints_what_was_measured(
     bench: Bench, capsys: pytest.CaptureFixture[str], number: int

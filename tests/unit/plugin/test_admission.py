@@ -14,7 +14,7 @@ pytest.importorskip("sglang")
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from dspark_sglang import admission
+from dspark_sglang import admission, selection
 
 
 class LetterTokenizer:
@@ -62,6 +62,8 @@ REFUSED_FIELDS = {
     "lora_path (model adapter)": {"lora_id": "a"},
     "return_hidden_states": {"return_hidden_states": True},
     "input_embeds": {"input_embeds": [[0.1]]},
+    "return_routed_experts": {"return_routed_experts": True},
+    "return_indexer_topk": {"return_indexer_topk": True},
     "return_sampling_mask": {"return_sampling_mask": True},
 }
 SERVED: list[dict[str, Any]] = [
@@ -100,7 +102,7 @@ def test_what_is_served_is_let_through(sampling: dict[str, Any]) -> None:
 
 
 def test_the_message_names_every_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_serves_dspark", lambda: True)
+    monkeypatch.setattr(selection, "serves_ours", lambda: True)
     request = tokenized({"min_new_tokens": 2, "logit_bias": {"5": 1.0}}, lora_id="a")
     with pytest.raises(ValueError, match=r"^min_tokens .*, logit_bias, lora_path .*: not"):
         admission.refuse_unsupported(request)
@@ -108,9 +110,9 @@ def test_the_message_names_every_parameter(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_other_servers_and_other_requests_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_serves_dspark", lambda: False)
+    monkeypatch.setattr(selection, "serves_ours", lambda: False)
     admission.refuse_unsupported(tokenized({"min_new_tokens": 2}))
-    monkeypatch.setattr(admission, "_serves_dspark", lambda: True)
+    monkeypatch.setattr(selection, "serves_ours", lambda: True)
     admission.refuse_unsupported(SimpleNamespace(sampling_params=None))
 
 

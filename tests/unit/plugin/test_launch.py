@@ -79,9 +79,26 @@ def test_an_algorithm_that_the_user_names_is_kept(algorithm: str, ours: bool) ->
     assert plan.speculative is ours
 
 
-def test_nothing_is_concluded_from_what_a_configuration_file_may_hold() -> None:
-    plan = plan_launch(["--config", "f.yaml"], plain=False, cuda=False)
-    assert plan.arguments == ["--config", "f.yaml"]
+@pytest.mark.parametrize("spelling", ["--config {}", "--config={}"])
+def test_a_configuration_file_counts_as_the_flags_that_it_holds(tmp_path: Path, spelling: str) -> None:
+    pytest.importorskip("sglang")
+    file = tmp_path / "f.yaml"
+    file.write_text("model-path: org/target\nspeculative-draft-model-path: org/draft\nport: 31234\n")
+    plan = plan_launch([*spelling.format(file).split(" "), "--port", "5"], plain=False, cuda=False)
+    assert flag_value(plan.arguments, "--config") is None
+    assert flag_value(plan.arguments, "--speculative-draft-model-path") == "org/draft"
+    # What is given on the command line counts.
+    assert flag_value(plan.arguments, "--port") == "5"
+    assert plan.arguments[-2:] == ["--device", "cpu"]
+    assert plan.speculative
+    with pytest.raises(ConfigError, match="--plain serves the target alone"):
+        plan_launch(["--config", str(file)], plain=True, cuda=False)
+
+
+def test_a_configuration_file_that_is_not_there_is_named() -> None:
+    pytest.importorskip("sglang")
+    with pytest.raises(ConfigError, match="--config /nowhere.yaml: "):
+        plan_launch(["--config", "/nowhere.yaml"], plain=False, cuda=False)
 
 
 def test_without_a_model_the_demo_pair_is_served(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from dspark_sglang import preflight
-from sgl_dspark.errors import ConfigError, LaunchError, TargetMismatchError
+from sgl_dspark.errors import CheckpointError, ConfigError, LaunchError, TargetMismatchError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "qwen3_vanilla"
 SERVED_FLAGS: dict[str, Any] = {
@@ -27,6 +28,15 @@ SERVED_FLAGS: dict[str, Any] = {
     "enable_mixed_chunk": False,
     "page_size": 1,
     "enable_deterministic_inference": False,
+    "enable_strict_thinking": False,
+    "tokenizer_worker_num": 1,
+    "smg_grpc_mode": False,
+    "grpc_mode": False,
+    "attention_backend": "dspark_cpu",
+    "prefill_attention_backend": None,
+    "decode_attention_backend": None,
+    "kv_cache_dtype": "auto",
+    "enable_pdmux": False,
 }
 
 
@@ -47,6 +57,14 @@ def one_sentence(message: str) -> bool:
         ("--enable-mixed-chunk", {"enable_mixed_chunk": True}),
         ("--page-size", {"page_size": 16}),
         ("--enable-deterministic-inference", {"enable_deterministic_inference": True}),
+        ("--enable-strict-thinking", {"enable_strict_thinking": True}),
+        ("--tokenizer-worker-num", {"tokenizer_worker_num": 2}),
+        ("--smg-grpc-mode", {"smg_grpc_mode": True}),
+        ("--smg-grpc-mode", {"grpc_mode": True}),
+        ("--attention-backend", {"attention_backend": "torch_native"}),
+        ("--attention-backend", {"decode_attention_backend": "torch_native"}),
+        ("--kv-cache-dtype", {"kv_cache_dtype": "fp8_e4m3"}),
+        ("--enable-pdmux", {"enable_pdmux": True}),
     ],
 )
 def test_flags_that_are_not_served_are_named(flag: str, change: dict[str, Any]) -> None:
@@ -70,6 +88,13 @@ def test_every_refused_flag_is_tested() -> None:
         "--disaggregation-mode",
         "--enable-mixed-chunk",
         "--page-size",
+        "--enable-strict-thinking",
+        "--tokenizer-worker-num",
+        "--smg-grpc-mode",
+        "SGLANG_RUST_SERVER",
+        "--attention-backend",
+        "--kv-cache-dtype",
+        "--enable-pdmux",
         "--enable-deterministic-inference",
     }
 
@@ -117,6 +142,7 @@ def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
 
 def test_a_hub_name_is_left_to_sglang() -> None:
     assert preflight.check_target("owner/model") is None
+    assert preflight.check_target("s3://bucket/folder/model") is None
     preflight.check_pair({}, "owner/draft")
 
 
@@ -148,3 +174,44 @@ def test_a_target_given_as_a_draft_is_refused() -> None:
     target = json.loads((GOLDEN / "target" / "config.json").read_text())
     with pytest.raises(ConfigError):
         preflight.check_pair(target, str(GOLDEN / "target"))
+
+
+def test_the_rust_front_end_is_refused_since_it_checks_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
+    with pytest.raises(ConfigError, match="^SGLANG_RUST_SERVER is not supported"):
+        preflight.refuse_flags(SimpleNamespace(**SERVED_FLAGS))
+
+
+@pytest.mark.parametrize("port", [0, -1, 70000])
+def test_a_port_that_does_not_exist_is_named(port: int) -> None:
+    with pytest.raises(LaunchError, match=f"--port must be in 1..65535, not {port}"):
+        preflight.check_port("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_draft_whose_weights_cannot_be_read_is_found_before_loading(tmp_path: Path, damage: str) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(GOLDEN / "draft", draft)
+    weights = draft / "model.safetensors"
+    if damage == "missing":
+        weights.unlink()
+    else:
+        weights.write_bytes(weights.read_bytes()[:2000])
+    target = json.loads((GOLDEN / "target" / "config.json").read_text())
+    with pytest.raises(CheckpointError, match="cannot read .*model.safetensors"):
+        preflight.check_pair(target, str(draft))
+
+
+@pytest.mark.parametrize(("penalty", "refused"), [(1.05, True), (1.0, False), (None, False)])
+def test_a_default_that_would_refuse_every_request_is_found_at_the_start(
+    tmp_path: Path, penalty: float | None, refused: bool
+) -> None:
+    preflight.check_sampling_defaults(str(tmp_path))
+    content = {"temperature": 0.7} | ({} if penalty is None else {"repetition_penalty": penalty})
+    (tmp_path / "generation_config.json").write_text(json.dumps(content))
+    if not refused:
+        preflight.check_sampling_defaults(str(tmp_path))
+        return
+    with pytest.raises(ConfigError, match="repetition_penalty of 1.05.*--sampling-defaults openai") as caught:
+        preflight.check_sampling_defaults(str(tmp_path))
+    assert one_sentence(str(caught.value))

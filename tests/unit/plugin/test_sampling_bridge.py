@@ -51,6 +51,7 @@ def window_of(lens: list[int]) -> VerifyWindow:
         req_pool_indices=torch.arange(requests),
         req_to_token=torch.zeros(requests, 20, dtype=torch.int32),
         offsets=torch.arange(STRIDE),
+        max_positions=1 << 20,
     )
 
 

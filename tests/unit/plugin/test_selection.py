@@ -24,7 +24,7 @@ def test_worker_choice(monkeypatch: pytest.MonkeyPatch, value: str | None, choic
 
 def test_an_unknown_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(selection.WORKER_VARIABLE, "theirs")
-    with pytest.raises(ValueError, match="SGL_DSPARK_WORKER must be 'ours' or 'upstream', not 'theirs'"):
+    with pytest.raises(ConfigError, match="SGL_DSPARK_WORKER must be 'ours' or 'upstream', not 'theirs'"):
         selection.worker_choice()
 
 
