@@ -30,11 +30,14 @@ def _run_tile(
     _, num_kv, group, dim = rows.shape
     b, q, kv = tile.num_requests, tile.num_rows, tile.kv_len
     # The G query heads of a KV head become extra query rows, so K and V are read
-    # once per KV head and never repeated.
-    q_BKRD = rows.view(b, q, num_kv, group, dim).permute(0, 2, 1, 3, 4).reshape(b, num_kv, q * group, dim)
-    k_BKLD = keys_SKD.index_select(0, tile.slots).view(b, kv, num_kv, dim).transpose(1, 2)
-    v_BKLD = values_SKD.index_select(0, tile.slots).view(b, kv, num_kv, dim).transpose(1, 2)
-    out = F.scaled_dot_product_attention(q_BKRD, k_BKLD, v_BKLD, attn_mask=tile.bias(q_BKRD.dtype, group), scale=scale)
+    # once per KV head and never repeated. In fp32 whatever the model's type: that takes
+    # no longer here, and a row's result then hardly depends on how many rows share the
+    # pass, so that verification rounds as plain decoding does.
+    q_BKRD = rows.view(b, q, num_kv, group, dim).permute(0, 2, 1, 3, 4).reshape(b, num_kv, q * group, dim).float()
+    k_BKLD = keys_SKD.index_select(0, tile.slots).view(b, kv, num_kv, dim).transpose(1, 2).float()
+    v_BKLD = values_SKD.index_select(0, tile.slots).view(b, kv, num_kv, dim).transpose(1, 2).float()
+    out = F.scaled_dot_product_attention(q_BKRD, k_BKLD, v_BKLD, attn_mask=tile.bias(group), scale=scale)
+    out = out.to(q_TKGD.dtype)
     return out.reshape(b, num_kv, q, group, dim).permute(0, 2, 1, 3, 4).reshape(b * q, num_kv, group, dim)
 
 

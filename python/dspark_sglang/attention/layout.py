@@ -54,10 +54,10 @@ class Tile:
     slots: torch.Tensor
     last_visible: torch.Tensor | None
     keep: torch.Tensor | None
-    _bias: dict[tuple[torch.dtype, int], torch.Tensor] = field(default_factory=dict)
+    _bias: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def bias(self, dtype: torch.dtype, group: int) -> torch.Tensor | None:
-        """Return the additive mask ``[B, 1, Q * group, L]``, or None if nothing is hidden.
+    def bias(self, group: int) -> torch.Tensor | None:
+        """Return the additive fp32 mask ``[B, 1, Q * group, L]``, or None if nothing is hidden.
 
         ``group`` query heads share a KV head and are laid out as extra query rows
         (row-major over (Q, group)). Cached, since every layer of a model asks for
@@ -65,15 +65,14 @@ class Tile:
         """
         if self.last_visible is None:
             return None
-        key = (dtype, group)
-        bias = self._bias.get(key)
+        bias = self._bias.get(group)
         if bias is None:
             positions = torch.arange(self.kv_len, device=self.last_visible.device)
             hidden = positions > self.last_visible.unsqueeze(-1)
-            bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            bias = torch.zeros(hidden.shape, device=hidden.device)
             bias.masked_fill_(hidden, float("-inf"))
             bias = bias.repeat_interleave(group, dim=1).unsqueeze(1)
-            self._bias[key] = bias
+            self._bias[group] = bias
         return bias
 
 

@@ -23,7 +23,7 @@ def test_requests_of_like_size_share_one_dense_tile() -> None:
 def test_plain_decode_of_one_length_needs_no_mask() -> None:
     (tile,) = build_plan(TABLE, ALL, [1] * 4, [9] * 4, causal=True).tiles
     assert tile.last_visible is None
-    assert tile.bias(torch.float32, 2) is None
+    assert tile.bias(2) is None
     assert tile.slots.tolist() == TABLE[:, :9].flatten().tolist()
 
 
@@ -47,13 +47,13 @@ def test_a_block_sees_all_of_its_kv_in_every_piece() -> None:
     assert all(t.last_visible is None for t in plan.tiles)
 
 
-def test_bias_is_built_once_per_dtype_and_group() -> None:
+def test_bias_is_built_once_per_group() -> None:
     (tile,) = build_plan(TABLE, ALL[:2], [3, 3], [5, 9], causal=True).tiles
-    bias = tile.bias(torch.float32, 2)
+    bias = tile.bias(2)
     assert bias is not None
     assert bias.shape == (2, 1, 6, 9)
-    assert tile.bias(torch.float32, 2) is bias
-    assert tile.bias(torch.float32, 1) is not bias
+    assert tile.bias(2) is bias
+    assert tile.bias(1) is not bias
     visible = (bias[:, 0] == 0).sum(-1).tolist()
     assert visible == [[3, 3, 4, 4, 5, 5], [7, 7, 8, 8, 9, 9]]
 
