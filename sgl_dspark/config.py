@@ -47,6 +47,9 @@ class DrafterConfig:
         None exactly when ``markov_rank`` is 0.
     enable_confidence_head, confidence_head_with_markov : bool
         Whether there is a confidence head, and whether it also reads the previous token's Markov embedding.
+    draft_vocab_size : int or None
+        Tokens that the draft ever proposes, listed in the checkpoint's ``draft_vocab_ids``; None for the whole
+        vocabulary. Not in the released format, whose drafts leave it out.
 
     Raises
     ------
@@ -72,6 +75,7 @@ class DrafterConfig:
     markov_head_type: MarkovHeadType | None
     enable_confidence_head: bool
     confidence_head_with_markov: bool
+    draft_vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse combinations that no draft model can have."""
@@ -92,6 +96,8 @@ class DrafterConfig:
             raise ConfigError(f"head_dim is {self.head_dim}; rotary embeddings need an even number.")
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise ConfigError(f"mask_token_id is {self.mask_token_id}; it must lie in [0, {self.vocab_size}).")
+        if self.draft_vocab_size is not None and not 1 <= self.draft_vocab_size <= self.vocab_size:
+            raise ConfigError(f"draft_vocab_size is {self.draft_vocab_size}; it must lie in [1, {self.vocab_size}].")
         self._check_layer_ids()
         self._check_heads()
 
@@ -152,6 +158,7 @@ class DrafterConfig:
             markov_head_type=raw.get("markov_head_type") if rank == 0 else _present(raw, "markov_head_type"),
             enable_confidence_head=confidence,
             confidence_head_with_markov=with_markov,
+            draft_vocab_size=None if raw.get("draft_vocab_size") is None else _int(raw, "draft_vocab_size"),
         )
 
     @classmethod
@@ -201,6 +208,8 @@ class DrafterConfig:
             raw["markov_head_type"] = self.markov_head_type
         if self.enable_confidence_head:
             raw["confidence_head_with_markov"] = self.confidence_head_with_markov
+        if self.draft_vocab_size is not None:
+            raw["draft_vocab_size"] = self.draft_vocab_size
         return dict(sorted(raw.items()))
 
 

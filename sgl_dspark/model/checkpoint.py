@@ -16,6 +16,7 @@ from sgl_dspark.errors import CheckpointError
 from sgl_dspark.model.drafter import Drafter
 
 SHARED_TENSORS = ("embed_tokens.weight", "lm_head.weight")
+VOCABULARY_TENSOR = "draft_vocab_ids"
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 
@@ -62,7 +63,8 @@ def load_drafter(
     tensors = _read(file, expected, set(given), torch.device(device))
     with torch.device("meta"):
         drafter = Drafter(config)
-    state = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    _check_ids(file, state.get(VOCABULARY_TENSOR), config.vocab_size)
     state |= {name: torch.empty(expected[name], device="meta") for name in given}
     drafter.load_state_dict(state, assign=True)
     drafter.share_embeddings(
@@ -154,3 +156,12 @@ def _check(
     if missing:
         remedy = "load it beside its target, which has it" if missing[0] in SHARED_TENSORS else "fetch the draft again"
         raise CheckpointError(f"{missing[0]} is missing from {file}; {remedy}.")
+
+
+def _check_ids(file: Path, ids: Tensor | None, vocab_size: int) -> None:
+    if ids is None:
+        return
+    if ids.dtype != torch.int64 or bool((ids[1:] <= ids[:-1]).any()) or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size:
+        raise CheckpointError(
+            f"{VOCABULARY_TENSOR} in {file} must be increasing int64 token ids below vocab_size ({vocab_size})."
+        )

@@ -5,6 +5,7 @@ Attribute names are the tensor names of the released checkpoints. Shape letters 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -47,6 +48,9 @@ class Drafter(nn.Module):
         if config.enable_confidence_head:
             rank = config.markov_rank if config.confidence_head_with_markov else 0
             self.confidence_head = ConfidenceHead(size, rank)
+        ids = None if config.draft_vocab_size is None else torch.arange(config.draft_vocab_size)
+        self.register_buffer("draft_vocab_ids", ids)
+        self.draft_vocab_ids: Tensor | None
         self.rotary = RotaryTable(config.head_dim, config.rope_theta, config.max_position_embeddings + config.gamma)
         self.register_buffer("context_kv_weight", None, persistent=False)
         self.register_buffer("context_k_scale", None, persistent=False)
@@ -55,6 +59,7 @@ class Drafter(nn.Module):
         self._context_kv: Linear | None = None
         self._project: Linear | None = None
         self._head: Linear | None = None
+        self._proposal: Linear | None = None
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -68,6 +73,11 @@ class Drafter(nn.Module):
                 nn.init.normal_(parameter, std=INIT_STD, generator=generator)
         self.embed_tokens.weight.requires_grad_(False)
         self.lm_head.weight.requires_grad_(False)
+
+    @property
+    def vocab_size(self) -> int:
+        """V, whatever part of it the draft proposes."""
+        return self.config.vocab_size
 
     def project_context(self, features: Tensor) -> Tensor:
         """Turn target features [n, m*d] (or [..., m*d]) into drafter context [n, d] (Eq. 2)."""
@@ -134,6 +144,42 @@ class Drafter(nn.Module):
         """Return U = lm_head(h): [..., V] from post-norm hidden states [..., d], without the sequential bias."""
         logits: Tensor = (self._head or self.lm_head)(h)
         return logits
+
+    def proposal_logits(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return base logits of the tokens that the draft proposes, and which these are.
+
+        Parameters
+        ----------
+        h : [..., d]
+            Post-norm hidden states.
+
+        Returns
+        -------
+        logits : [..., V] or [..., draft_vocab_size]
+        ids : int64 [draft_vocab_size] or None
+            Vocabulary ids of the columns; None for all of them.
+        """
+        if self.draft_vocab_ids is None:
+            return self.base_logits(h), None
+        if self._proposal is not None:
+            return self._proposal(h), self.draft_vocab_ids
+        return F.linear(h, self.lm_head.weight[self.draft_vocab_ids]), self.draft_vocab_ids
+
+    def limit_vocabulary(self, ids: Tensor) -> Drafter:
+        """Return a draft with the same weights that proposes only the tokens ``ids``.
+
+        Verification stays exact, since acceptance uses the law that was drawn from; a token outside is never
+        drafted, so ``ids`` should hold what the draft's training data uses.
+
+        Parameters
+        ----------
+        ids : int64 [n]
+            Distinct token ids.
+        """
+        limited = Drafter(replace(self.config, draft_vocab_size=int(ids.numel())))
+        limited.to(dtype=self.fc.weight.dtype, device=self.fc.weight.device)
+        limited.load_state_dict(self.state_dict() | {"draft_vocab_ids": ids.sort().values.to(self.fc.weight.device)})
+        return limited
 
     def confidence_logits(self, h: Tensor, prev_tokens: Tensor) -> Tensor:
         """Return fp32 logits [...] of acceptance given an accepted prefix (Eq. 7).
@@ -204,7 +250,12 @@ class Drafter(nn.Module):
         self.context_kv_weight = torch.cat(keys + values)
         self._context_kv = frozen_linear(self.context_kv_weight)
         self._project = frozen_linear(self.fc.weight.detach())
-        self._head = frozen_linear(self.lm_head.weight.detach())
+        head = self.lm_head.weight.detach()
+        if self.draft_vocab_ids is None:
+            self._head = frozen_linear(head)
+        else:
+            # Serving asks for proposals only, so the whole head needs no copy.
+            self._proposal = frozen_linear(head[self.draft_vocab_ids])
         self.context_k_scale = torch.cat(
             [layer.self_attn.k_norm.weight.expand(self.config.num_key_value_heads, -1) for layer in layers]
         )

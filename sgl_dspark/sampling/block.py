@@ -43,8 +43,12 @@ class BlockDrafter(Protocol):
     def markov_head(self) -> SequentialHeadLike | None:
         """The sequential head; None drafts every slot on its own (DFlash)."""
 
-    def base_logits(self, h: Tensor) -> Tensor:
-        """Give logits [..., V] of hidden states [..., d]."""
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+
+    def proposal_logits(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Give logits [..., C] of hidden states [..., d], and the ids int64 [C] of the columns; None for all."""
 
     def confidence_logits(self, h: Tensor, prev_tokens: Tensor) -> Tensor:
         """Give fp32 confidence logits [...] from h [..., d] and the tokens before [...]."""
@@ -99,6 +103,27 @@ def shortlist_of(base: Tensor, shortlist: int | None) -> tuple[Tensor, Tensor | 
     shape = (*base.shape[:-1], shortlist)
     top, candidates = largest(base.flatten(0, -2), shortlist, ordered=False)
     return promote(top).view(shape), candidates.view(shape)
+
+
+def candidates_of(drafter: BlockDrafter, h: Tensor, shortlist: int | None) -> tuple[Tensor, Tensor | None]:
+    """Give each slot's base logits over its candidates, and the candidates.
+
+    Parameters
+    ----------
+    drafter : BlockDrafter
+    h : float [..., d]
+    shortlist : int or None
+        See `shortlist_of`.
+
+    Returns
+    -------
+    base [..., S], candidates int64 [..., S]; or base [..., V], None when the whole vocabulary is in play.
+    """
+    logits, ids = drafter.proposal_logits(h)
+    base, listed = shortlist_of(logits, shortlist)
+    if ids is None:
+        return base, listed
+    return base, ids.expand(base.shape) if listed is None else ids[listed]
 
 
 def slot_logits(
@@ -189,7 +214,7 @@ def sample_block(
     DraftBlock
     """
     greedy = greediness(temperatures == 0) if greedy is None else greedy
-    base, candidates = shortlist_of(drafter.base_logits(h), shortlist)
+    base, candidates = candidates_of(drafter, h, shortlist)
     if greedy == "all":
         tokens = _greedy_tokens(drafter.markov_head, h, anchor_tokens, base, candidates)
         return DraftBlock(tokens, _confidence(drafter, h, anchor_tokens, tokens))

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sgl_dspark.sampling.block import BlockDrafter, shortlist_of, slot_law, slot_logits
+from sgl_dspark.sampling.block import BlockDrafter, candidates_of, slot_law, slot_logits
 from sgl_dspark.sampling.rejection import acceptance_probability, residual_law
 
 Rule = Callable[[NDArray[np.float64]], Sequence[int] | NDArray[np.int64]]
@@ -83,8 +83,8 @@ def draft_tables(
         As in ``Round``.
     """
     head = drafter.markov_head
-    base, candidates = shortlist_of(drafter.base_logits(h), shortlist)
-    vocab_size = drafter.base_logits(h).shape[1]
+    base, candidates = candidates_of(drafter, h, shortlist)
+    vocab_size = drafter.vocab_size
     prev = torch.tensor([anchor_token])
     state = head.initial_state(1, h.device, h.dtype) if head is not None else None
     laws, confidences = [], []

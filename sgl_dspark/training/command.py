@@ -10,11 +10,12 @@ HELP = "train a draft: generate on-policy data, fit, evaluate"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the stages ``data``, ``fit`` and ``evaluate`` and their options."""
-    stages = parser.add_subparsers(dest="stage", required=True, metavar="{data,fit,evaluate}")
+    """Declare the stages ``data``, ``fit``, ``limit`` and ``evaluate`` and their options."""
+    stages = parser.add_subparsers(dest="stage", required=True, metavar="{data,fit,limit,evaluate}")
     for name, text, declare in (
         ("data", "let the target answer prompts and keep its hidden states", _data_arguments),
         ("fit", "train a draft on a cache made by `data`", _fit_arguments),
+        ("limit", "let a draft propose only the tokens that its data uses", _limit_arguments),
         ("evaluate", "measure accept length offline, one request at a time", _evaluate_arguments),
     ):
         stage = stages.add_parser(name, help=text, description=text, formatter_class=ArgumentDefaultsHelpFormatter)
@@ -35,6 +36,10 @@ def run(args: Namespace) -> int:
             from sgl_dspark.training.fit import fit
 
             fit(args, _log)
+        elif args.stage == "limit":
+            from sgl_dspark.training.limit import limit
+
+            limit(args, _log)
         else:
             from sgl_dspark.evaluation.measure import measure
 
@@ -91,6 +96,13 @@ def _fit_arguments(stage: ArgumentParser) -> None:
     run_.add_argument("--seed", type=int, default=0, help="of initialisation, order and anchors")
     run_.add_argument("--log-every", type=int, default=20, help="steps between log lines")
     run_.add_argument("--save-every-s", type=float, default=180.0, help="seconds between saved states")
+
+
+def _limit_arguments(stage: ArgumentParser) -> None:
+    stage.add_argument("--draft", type=Path, required=True, help="draft folder")
+    stage.add_argument("--data", type=Path, nargs="+", required=True, help="cache folders that it was trained on")
+    stage.add_argument("--least", type=int, default=3, help="occurrences that put an id into the draft vocabulary")
+    stage.add_argument("--out", type=Path, required=True, help="folder of the limited draft")
 
 
 def _evaluate_arguments(stage: ArgumentParser) -> None:

@@ -39,11 +39,12 @@ def a_round(
     *,
     temperature: float = 1.0,
     shortlist: int | None = None,
+    proposes: list[int] | None = None,
     target_top_k: int | None = None,
 ) -> Round:
     """Make one request from a real head with random weights and a random target that knows nothing of it."""
     generator = torch.Generator().manual_seed(seed)
-    drafter = TinyDrafter(kind, vocab_size=vocab_size, seed=seed, dtype=torch.float64)
+    drafter = TinyDrafter(kind, vocab_size=vocab_size, seed=seed, dtype=torch.float64, proposes=proposes)
     anchor = int(torch.randint(vocab_size, (), generator=generator))
     draft, confidences = draft_tables(drafter, fp64(gamma, 6, generator=generator), anchor, temperature, shortlist)
     target = []
@@ -66,6 +67,7 @@ def steps(draw: Callable[..., object]) -> list[Round]:
             draw(st.integers(0, 10**6)),  # type: ignore[arg-type]
             temperature=draw(st.sampled_from([0.0, 0.3, 1.0, 2.5])),  # type: ignore[arg-type]
             shortlist=draw(st.sampled_from([None, *range(1, vocab_size + 1)])),  # type: ignore[arg-type]
+            proposes=draw(st.sampled_from([None, [0], [0, vocab_size - 1]])),  # type: ignore[arg-type]
             target_top_k=draw(st.sampled_from([None, 1, 2])),  # type: ignore[arg-type]
         )
         for _ in range(requests)
@@ -108,6 +110,16 @@ def test_budget_fixed_from_outside_ranked_by_current_survival(step: list[Round],
 def test_every_head_and_shortlist_at_full_length(kind: str, shortlist: int) -> None:
     one = a_round(kind, 4, 2, 11, shortlist=shortlist)
     assert sum(int((law > 0).sum()) for law in one.draft) == shortlist * (1 + 4)
+    assert max_abs_difference([one], rules.fixed([3])) < ROUNDING
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(("proposes", "shortlist", "kept"), [([1, 3], None, 2), ([0, 2, 3], 2, 2), ([2], None, 1)])
+def test_every_head_with_a_draft_vocabulary(kind: str, proposes: list[int], shortlist: int | None, kept: int) -> None:
+    one = a_round(kind, 4, 2, 12, shortlist=shortlist, proposes=proposes)
+    for law in one.draft:
+        assert ((law > 0).sum(1) == kept).all()
+        assert not law[:, [v for v in range(4) if v not in proposes]].any()
     assert max_abs_difference([one], rules.fixed([3])) < ROUNDING
 
 

@@ -32,8 +32,11 @@ class TinyDrafter:
         seed: int = 0,
         scale: float = 1.0,
         dtype: torch.dtype = torch.float32,
+        proposes: list[int] | None = None,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
+        self.vocab_size = vocab_size
+        self.draft_vocab_ids = None if proposes is None else torch.tensor(proposes)
         self.markov_head = make_head(kind, vocab_size, rank, hidden_size)
         self.confidence_head = ConfidenceHead(hidden_size, rank if self.markov_head is not None else 0)
         self.lm_head = (torch.randn(vocab_size, hidden_size, generator=generator) * scale).to(dtype)
@@ -46,6 +49,11 @@ class TinyDrafter:
 
     def base_logits(self, h: Tensor) -> Tensor:
         return h @ self.lm_head.T
+
+    def proposal_logits(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.draft_vocab_ids is None:
+            return self.base_logits(h), None
+        return h @ self.lm_head[self.draft_vocab_ids].T, self.draft_vocab_ids
 
     def confidence_logits(self, h: Tensor, prev_tokens: Tensor) -> Tensor:
         embedding = self.markov_head.prev_embedding(prev_tokens) if self.markov_head is not None else None

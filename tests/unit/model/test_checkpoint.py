@@ -210,3 +210,25 @@ def test_initialisation_is_the_papers() -> None:
     biases = [p for name, p in drafter.named_parameters() if name.endswith("bias")]
     assert len(biases) == 2
     assert all(not bias.any() for bias in biases)
+
+
+def test_a_draft_vocabulary_survives_saving_in_any_dtype(tmp_path: Path) -> None:
+    save_drafter(tiny_drafter("vanilla").limit_vocabulary(torch.tensor([1, 39])), tmp_path, include_shared=True)
+    loaded = load_drafter(tmp_path, dtype=torch.bfloat16, device="cpu")
+    assert loaded.draft_vocab_ids is not None
+    assert loaded.draft_vocab_ids.tolist() == [1, 39]
+    assert loaded.fc.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("ids", [[1, 40], [-1, 3], [3, 3], [5, 2]])
+def test_a_draft_vocabulary_that_names_no_tokens_is_refused(tmp_path: Path, ids: list[int]) -> None:
+    save_drafter(tiny_drafter("vanilla").limit_vocabulary(torch.tensor([1, 39])), tmp_path, include_shared=True)
+    edit(tmp_path, draft_vocab_ids=torch.tensor(ids))
+    with pytest.raises(CheckpointError, match="draft_vocab_ids .* increasing int64 token ids below vocab_size"):
+        load_drafter(tmp_path, **CPU32)
+
+
+@pytest.mark.parametrize("size", [0, 41])
+def test_a_draft_vocabulary_of_an_impossible_size_is_refused(size: int) -> None:
+    with pytest.raises(ConfigError, match=f"draft_vocab_size is {size}"):
+        tiny_config("vanilla", draft_vocab_size=size)

@@ -86,3 +86,21 @@ def test_fused_weights_share_memory_with_the_parameters() -> None:
     assert attention.qkv_weight.data_ptr() == attention.q_proj.weight.data_ptr()
     assert mlp.gate_up_weight.data_ptr() == mlp.gate_proj.weight.data_ptr()
     assert not any(parameter.requires_grad for parameter in drafter.parameters())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_limited_draft_proposes_the_listed_columns_of_its_head(fused: bool) -> None:
+    whole = tiny_drafter("rnn")
+    ids = torch.tensor([30, 2, 17])
+    limited = whole.limit_vocabulary(ids)
+    assert limited.config.draft_vocab_size == 3
+    if fused:
+        limited.fuse_for_serving()
+    h = torch.randn(2, 4, 16)
+    logits, listed = limited.proposal_logits(h)
+    assert listed.tolist() == [2, 17, 30]
+    torch.testing.assert_close(logits, whole.base_logits(h)[..., listed])
+    torch.testing.assert_close(limited.base_logits(h), whole.base_logits(h))
+    everything, none = whole.proposal_logits(h)
+    assert none is None
+    assert torch.equal(everything, whole.base_logits(h))

@@ -130,3 +130,22 @@ def test_an_empty_shortlist_is_refused() -> None:
     h, anchors = inputs()
     with pytest.raises(ValueError, match="no candidates"):
         sample_block(TinyDrafter("none"), h, anchors, torch.ones(R), shortlist=0)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("shortlist", [None, 2])
+def test_a_draft_vocabulary_is_all_that_is_proposed(kind: str, shortlist: int | None) -> None:
+    proposes = [0, 2, 5]
+    drafter = TinyDrafter(kind, proposes=proposes, seed=4)
+    generator = torch.Generator().manual_seed(1)
+    h, anchors = torch.randn(60, 3, 6, generator=generator), torch.arange(60) % 7
+    temperatures = torch.tensor([0.0, 1.0]).repeat(30)
+    block = sample_block(drafter, h, anchors, temperatures, shortlist=shortlist, generator=generator)
+    assert set(block.tokens.unique().tolist()) <= set(proposes)
+    assert block.candidates is not None
+    assert block.probs is not None
+    at = (block.candidates == block.tokens.unsqueeze(2)).double().argmax(2, keepdim=True)
+    torch.testing.assert_close(block.probs.gather(2, at).squeeze(2), block.token_probs)
+    torch.testing.assert_close(block.probs.sum(2), torch.ones(60, 3))
+    greedy = sample_block(drafter, h, anchors, torch.zeros(60), shortlist=shortlist)
+    assert torch.equal(greedy.tokens[::2], block.tokens[::2])
