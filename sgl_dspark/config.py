@@ -42,14 +42,12 @@ class DrafterConfig:
     num_target_layers : int
         Depth of the target.
     markov_rank : int
-        Rank of the sequential head; 0 for none (DFlash).
+        Rank of the sequential head; 0 for none (DFlash), and exactly then ``markov_head_type`` is None.
     markov_head_type : {"vanilla", "gated", "rnn"} or None
-        None exactly when ``markov_rank`` is 0.
     enable_confidence_head, confidence_head_with_markov : bool
         Whether there is a confidence head, and whether it also reads the previous token's Markov embedding.
     draft_vocab_size : int or None
-        Tokens that the draft ever proposes, listed in the checkpoint's ``draft_vocab_ids``; None for the whole
-        vocabulary. Not in the released format, whose drafts leave it out.
+        Tokens that the draft proposes, listed in its ``draft_vocab_ids``; None (as in the released drafts) for all.
 
     Raises
     ------
@@ -87,11 +85,9 @@ class DrafterConfig:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} is {value}; it must be a positive number.")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ConfigError(
-                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
-                f"num_key_value_heads ({self.num_key_value_heads})."
-            )
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        if heads % kv_heads:
+            raise ConfigError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads}).")
         if self.head_dim % 2:
             raise ConfigError(f"head_dim is {self.head_dim}; rotary embeddings need an even number.")
         if not 0 <= self.mask_token_id < self.vocab_size:
@@ -112,7 +108,6 @@ class DrafterConfig:
             )
 
     def _check_heads(self) -> None:
-        kinds = ", ".join(MARKOV_HEAD_TYPES)
         if self.markov_rank < 0:
             raise ConfigError(f"markov_rank is {self.markov_rank}; it must be 0 (no sequential head) or more.")
         if self.markov_rank == 0 and self.markov_head_type is not None:
@@ -120,6 +115,7 @@ class DrafterConfig:
                 f"markov_head_type is {self.markov_head_type!r} but markov_rank is 0; drop the type, or set a rank."
             )
         if self.markov_rank > 0 and self.markov_head_type not in MARKOV_HEAD_TYPES:
+            kinds = ", ".join(MARKOV_HEAD_TYPES)
             raise ConfigError(f"markov_head_type is {self.markov_head_type!r}; the supported types are {kinds}.")
         if self.enable_confidence_head and self.confidence_head_with_markov and self.markov_rank == 0:
             raise ConfigError("confidence_head_with_markov is true but markov_rank is 0; use false, or set a rank.")
@@ -299,7 +295,6 @@ def _rope_theta(raw: Mapping[str, Any]) -> float:
         raise ConfigError(f"rope_parameters.rope_type is {parameters['rope_type']!r}; only 'default' is supported.")
     theta = _float(parameters, "rope_theta") if raw.get("rope_theta") is None else _float(raw, "rope_theta")
     if parameters.get("rope_theta", theta) != theta:
-        raise ConfigError(
-            f"rope_theta is {theta} at top level but {parameters['rope_theta']} in rope_parameters; keep one of them."
-        )
+        inner = parameters["rope_theta"]
+        raise ConfigError(f"rope_theta is {theta} at top level but {inner} in rope_parameters; keep one of them.")
     return theta
