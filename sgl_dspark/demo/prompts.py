@@ -105,10 +105,13 @@ def prompts(split: str, seed: int) -> Iterator[dict[str, Any]]:
     taken = dict.fromkeys(kinds, 0)
     while True:
         kind = rng.choices(kinds, shares)[0]
-        if kind in simple:
-            text = simple[kind][1]()
-        else:
-            text = _without_terse_endings(tasks[kind][taken[kind]]["question"]) + rng.choice(_STYLES)
-            taken[kind] += 1
-        if split_of(text) == split:
-            yield {"kind": kind, "turns": [text]}
+        # Retried within the kind: redrawing the kind would favour those whose list is already split.
+        while True:
+            if kind in simple:
+                text = simple[kind][1]()
+            else:
+                text = _without_terse_endings(tasks[kind][taken[kind]]["question"]) + rng.choice(_STYLES)
+                taken[kind] += 1
+            if split_of(text) == split:
+                break
+        yield {"kind": kind, "turns": [text]}
