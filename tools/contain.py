@@ -24,12 +24,22 @@ def main(command: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     try:
-        status = subprocess.run(command, check=False).returncode
+        status = run_and_reap(command)
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     finally:
         end_descendants()
     return status if status >= 0 else 128 - status
+
+
+def run_and_reap(command: list[str]) -> int:
+    """Run the command; orphans that end meanwhile are reaped, since whoever waits for them is waiting for that."""
+    process = subprocess.Popen(command)
+    while True:
+        pid, status = os.wait()
+        if pid == process.pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return process.returncode
 
 
 def interrupt(number: int, frame: object) -> None:

@@ -125,6 +125,14 @@ def test_contain_ends_what_left_its_session_and_keeps_the_status(tmp_path):
         os.kill(pid, 0)
 
 
+def test_contain_reaps_orphans_while_the_command_runs(tmp_path):
+    """A test that waits for a server's orphaned children to be gone must not wait for the end of the run."""
+    pid_file = tmp_path / "pid"
+    script = f"(setsid true & echo $! > {pid_file}); while [ -e /proc/$(cat {pid_file}) ]; do :; done; exit 4"
+    command = [sys.executable, str(TOOLS / "contain.py"), "bash", "-c", script]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 4
+
+
 def test_the_gpu_suite_fails_when_nothing_ran(tmp_path):
     (tmp_path / "test_nothing.py").write_text(
         "import pytest\n@pytest.mark.gpu\ndef test_one():\n    pytest.skip('no device')\n"
