@@ -20,7 +20,7 @@ from sgl_dspark.training import command
 FEATURE_LAYERS = ("1", "3", "5", "8", "10")
 # Seeds of the prompts, far from each other and from the target's own (see fixture_text.conversations).
 TRAIN_SEED, HELD_OUT_SEED = 1_000_000, 2_000_000
-TRAIN_PROMPTS, HELD_OUT_PROMPTS = 6000, 108
+TRAIN_PROMPTS, HELD_OUT_PROMPTS = 4500, 108
 
 
 def log(line: str) -> None:
