@@ -1,0 +1,1 @@
+"""How much to verify: survival, capacity search, ranking and their fallbacks (Sec. 3.2.2, 5.2)."""

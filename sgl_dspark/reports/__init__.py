@@ -1,0 +1,1 @@
+"""Commands that print and plot what the lower packages compute."""

@@ -1,0 +1,1 @@
+"""Discrete-event simulation of serving, which runs the planner that serves."""
