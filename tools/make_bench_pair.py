@@ -2,10 +2,10 @@
 
     python tools/make_bench_pair.py --out /tmp/bench-pair
 
-A few seconds on one core. The pair answers as the fixture does (``sgl_dspark/demo/widen.py``), so it accepts drafts as a
-trained pair does, while its steps take the time of a dense model of its size: twelve layers of width 384. The draft is
-made worse by noise, to the accept length of about 3 that drafts of large models have. ``prompts.jsonl`` beside it holds
-questions of the fixture's own kinds, easy and hard ones in turn.
+A few seconds on one core. The pair answers as the fixture does (``sgl_dspark/demo/widen.py``), so it accepts drafts as
+a trained pair does, while its steps take the time of a dense model of its size: twelve layers of width 384. The draft
+is made worse by noise, to the accept length of about 3 that drafts of large models have. ``prompts.jsonl`` beside it
+holds questions of the fixture's own kinds, easy and hard ones in turn.
 """
 
 from __future__ import annotations
