@@ -29,3 +29,15 @@ class DataError(DsparkError):
 
 class LaunchError(DsparkError):
     """Serving cannot start, or would start without the DSpark worker in place."""
+
+
+class ProfileError(DsparkError):
+    """Step-time probes or a step-time profile hold nothing that can be used; names what is wrong."""
+
+
+class StaleProfileError(ProfileError):
+    """A step-time profile was measured under other conditions; names the first that differs, with both values."""
+
+
+class CalibrationError(DsparkError):
+    """A stored calibration is missing or was made for another draft; names what differs."""

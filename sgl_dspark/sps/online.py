@@ -1,0 +1,238 @@
+"""The step-time model while serving: corrected by every step, not moved by outliers, following what stays.
+
+The start-up model does not see the host's share (scheduling, streaming), and the machine may slow down. Each decode
+step gives one number, its wall time, from which the terms of :mod:`sgl_dspark.sps.terms` are corrected.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sgl_dspark.sps import terms as t
+from sgl_dspark.sps.filter import RobustFilter
+from sgl_dspark.sps.model import StepTimeModel, assemble
+
+_WARM_UP = 5
+_WARM_UP_OUTLIER = 4.0
+_NOISE_START, _NOISE_LEAST, _NOISE_MOST = 0.1, 0.02, 0.3
+_NOISE_WINDOW, _NOISE_EVERY = 64, 16
+_ERROR_WINDOW = 128
+_SHIFT_WINDOW, _SHIFT_COUNT = 8, 6
+_OTHER_MODE_RECENT = 24
+_SHARE_LEAST, _SHARE_MOST = 0.1, 20.0
+
+
+class _Mode:
+    """The last verdicts on steps of one mode (plain or drafted)."""
+
+    def __init__(self) -> None:
+        self.ratios: deque[float] = deque(maxlen=_SHIFT_WINDOW)
+        self.last_accepted = -(10**9)
+
+    def shifted(self) -> float:
+        """Return the median log ratio of rejected steps if most of the last ones were rejected on one side, else 0."""
+        for side in (1.0, -1.0):
+            outside = [ratio for ratio in self.ratios if ratio * side > 0]
+            if len(outside) >= _SHIFT_COUNT:
+                return float(np.median(outside))
+        return 0.0
+
+
+class OnlineStepTime:
+    """A :class:`StepTimeModel` corrected in place; answers the same questions.
+
+    Parameters
+    ----------
+    model : StepTimeModel
+        The prior: from start-up probes or from a stored profile.
+
+    Attributes
+    ----------
+    observations, rejected, shifts : int
+        Steps seen, steps taken for outliers, level shifts followed.
+    """
+
+    def __init__(self, model: StepTimeModel) -> None:
+        self.model = model
+        self.observations = self.rejected = self.shifts = 0
+        self._terms = t.Terms(model)
+        self._filter = RobustFilter(*self._terms.prior())
+        self._warm_up: list[tuple[tuple[int, int, int, int, int], float]] | None = []
+        self._log_ratios: deque[float] = deque(maxlen=_NOISE_WINDOW)
+        self._errors: deque[float] = deque(maxlen=_ERROR_WINDOW)
+        self._noise = _NOISE_START
+        self._modes = {False: _Mode(), True: _Mode()}
+        self._refresh()
+
+    @property
+    def tiers(self) -> NDArray[np.int64] | None:
+        """Verify-token sizes at which graphs exist, int64 increasing; None without graphs."""
+        return self.model.tiers
+
+    @property
+    def error_median(self) -> float:
+        """Median of abs(predicted / actual - 1) over the last 128 steps, each predicted before it was learnt from.
+
+        Not a number before the first step.
+        """
+        return float(np.median(self._errors)) if self._errors else float("nan")
+
+    def observe(
+        self, requests: int, budget: int, drafted: int, context_tokens: int, prefill_tokens: int, seconds: float
+    ) -> None:
+        """Learn from one finished decode step.
+
+        Parameters
+        ----------
+        requests, budget : int
+            R, and the K that was verified (anchors excluded).
+        drafted : int
+            Rows that were drafted; 0 for a plain step.
+        context_tokens, prefill_tokens : int
+            As in :meth:`step_times`, of that step.
+        seconds : float
+            From the start of that decode step to the start of the next. Not positive or not finite: ignored.
+        """
+        if requests < 1 or not 0 < seconds < np.inf:
+            return
+        step = (requests, max(budget, 0), max(drafted, 0), context_tokens, prefill_tokens)
+        self.observations += 1
+        if self._warm_up is None:
+            self._learn(step, seconds)
+        else:
+            self._collect(step, seconds)
+        self._refresh()
+
+    def _collect(self, step: tuple[int, int, int, int, int], seconds: float) -> None:
+        """Hold back the first steps until an outlier among them can be told, since the prior's gate is wide."""
+        assert self._warm_up is not None
+        self._errors.append(abs(self.predict(*step) / seconds - 1.0))
+        self._warm_up.append((step, seconds))
+        if len(self._warm_up) < _WARM_UP:
+            return
+        held, self._warm_up = self._warm_up, None
+        ratios = np.array([seconds / self.predict(*step) for step, seconds in held])
+        for (step, seconds), ratio in zip(held, ratios.tolist(), strict=True):
+            if ratio <= _WARM_UP_OUTLIER * float(np.median(ratios)):
+                self._learn(step, seconds, count_error=False)
+            else:
+                self.rejected += 1
+
+    def _learn(self, step: tuple[int, int, int, int, int], seconds: float, count_error: bool = True) -> None:
+        x = self._terms.of_step(*step)
+        expected = max(self._filter.predict(x), _SHARE_LEAST * float(x[t.SCALE]))
+        if count_error:
+            self._errors.append(abs(self.predict(*step) / seconds - 1.0))
+        ratio = float(np.log(seconds / expected))
+        verdict = self._filter.update(x, seconds, self._noise * expected)
+        if step[4]:
+            # A prefill's own time is uncertain: it says nothing about the noise or the level of decode steps.
+            self.rejected += verdict == "rejected"
+            return
+        self._log_ratios.append(ratio)
+        if len(self._log_ratios) >= _NOISE_EVERY and self.observations % _NOISE_EVERY == 0:
+            spread = 1.4826 * float(np.median(np.abs(self._log_ratios)))
+            self._noise = min(max(spread, _NOISE_LEAST), _NOISE_MOST)
+        self._judge(bool(step[2]), ratio, verdict == "rejected")
+
+    def _judge(self, drafted: bool, ratio: float, rejected: bool) -> None:
+        """Tell outliers from a level shift: most of the last steps of a mode rejected on the same side."""
+        mode, other = self._modes[drafted], self._modes[not drafted]
+        mode.ratios.append(ratio if rejected else 0.0)
+        if not rejected:
+            mode.last_accepted = self.observations
+            return
+        self.rejected += 1
+        shift = mode.shifted()
+        if not shift:
+            return
+        # If the other mode still runs as predicted, the cause is not common: unlearn, but do not scale it along.
+        alone = self.observations - other.last_accepted <= _OTHER_MODE_RECENT
+        self._filter.shift(1.0 if alone else float(np.exp(shift)))
+        self.shifts += 1
+        mode.ratios.clear()
+        other.ratios.clear()
+
+    def _refresh(self) -> None:
+        """Recompute what the answers need from the coefficients."""
+        theta, model, typical = self._filter.theta, self.model, self._terms.typical_s
+        scale = float(theta[t.SCALE])
+        tents = theta[t.FIRST_TENT : self._terms.requests_at]
+        share = np.clip(scale + self._terms.knot_tents @ tents, _SHARE_LEAST, _SHARE_MOST)
+        self._curve = model.token_curve.replaced(model.token_curve.seconds * share)
+        self._scale = max(scale, _SHARE_LEAST)
+        self._host_s = float(theta[t.HOST]) * typical
+        self._host_request_s = float(theta[t.HOST_REQUEST]) * typical
+        self._drafted_s = float(theta[t.DRAFTED]) * typical
+        self._drafted_row_s = float(theta[t.DRAFTED_ROW]) * typical
+        self._draft_share = max(scale + float(theta[t.DRAFT]), _SHARE_LEAST)
+        self._context_share = max(scale + float(theta[t.CONTEXT]), _SHARE_LEAST)
+        self._prefill_s = float(theta[t.PREFILL]) * typical
+        self._prefill_share = max(scale + float(theta[t.PREFILL_TOKEN]), _SHARE_LEAST)
+
+    def _common_s(self, requests: int, context_tokens: int, prefill_tokens: int) -> float:
+        model = self.model
+        seconds = self._scale * (model.host_s + model.host_request_s * requests)
+        seconds += self._host_s + self._host_request_s * requests
+        seconds += self._context_share * model.context_s(requests, requests, context_tokens)
+        if prefill_tokens:
+            seconds += self._prefill_s + self._prefill_share * model.prefill_token_s * prefill_tokens
+        return seconds
+
+    def _drafting_s(self, requests: int, drafted: int, context_tokens: int) -> float:
+        model = self.model
+        seconds = self._scale * (model.accept_s + model.accept_request_s * requests) + self._drafted_s
+        seconds += self._draft_share * model.draft_s(requests, drafted, context_tokens) + self._drafted_row_s * drafted
+        return seconds + self._terms.request_share(self._filter.theta, requests) * model.token_curve.at(requests)
+
+    def step_times(
+        self, requests: int, gamma: int, context_tokens: int, prefill_tokens: int = 0, drafted: int | None = None
+    ) -> NDArray[np.float64]:
+        """Return float64 [R*gamma + 1], non-decreasing, above 0; see :meth:`StepTimeModel.step_times`."""
+        constant = self._common_s(requests, context_tokens, prefill_tokens)
+        constant += self._drafting_s(requests, requests if drafted is None else drafted, context_tokens)
+        slope = self._context_share * self.model.context_query_s * context_tokens / requests
+        constant = max(constant, -(1.0 - _SHARE_LEAST) * self._curve.at(requests))
+        return assemble(self._curve, requests, gamma, constant, slope)
+
+    def plain_time(self, requests: int, context_tokens: int, prefill_tokens: int = 0) -> float:
+        """Return the seconds of a step that decodes R tokens without drafting; see :meth:`step_times`."""
+        share = self._scale + self._terms.token_share(self._filter.theta, requests)
+        token_s = min(max(share, _SHARE_LEAST), _SHARE_MOST) * self.model.plain_curve.at(requests)
+        return max(token_s + self._common_s(requests, context_tokens, prefill_tokens), _SHARE_LEAST * token_s)
+
+    def predict(self, requests: int, budget: int, drafted: int, context_tokens: int, prefill_tokens: int = 0) -> float:
+        """Return the expected seconds of one step; arguments as :meth:`observe`."""
+        if not drafted:
+            return self.plain_time(requests, context_tokens, prefill_tokens)
+        constant = self._common_s(requests, context_tokens, prefill_tokens)
+        constant += self._drafting_s(requests, drafted, context_tokens)
+        constant = max(constant, -(1.0 - _SHARE_LEAST) * self._curve.at(requests))
+        slope = self._context_share * self.model.context_query_s * context_tokens / requests
+        return self._curve.at(requests + budget) + constant + slope * budget
+
+    def draft_row_s(self, rows: int) -> float:
+        """Return the seconds that one drafted row more or less costs around ``rows`` drafted rows, at least 0."""
+        return max(self._draft_share * self.model.draft_row_s(rows) + self._drafted_row_s, 0.0)
+
+    def state(self) -> dict[str, Any]:
+        """Return what ``/dspark/state`` shows: counts, error, noise and the learnt shares, as JSON values."""
+        return {
+            "observations": self.observations,
+            "rejected": self.rejected,
+            "shifts": self.shifts,
+            "error_median": self.error_median if self._errors else None,
+            "noise": self._noise,
+            "scale": self._scale,
+            "host_s": self._host_s,
+            "host_request_s": self._host_request_s,
+            "drafted_s": self._drafted_s,
+            "drafted_row_s": self._drafted_row_s,
+            "draft_scale": self._draft_share,
+            "context_scale": self._context_share,
+            "prefill_scale": self._prefill_share,
+        }
