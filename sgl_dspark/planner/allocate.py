@@ -39,7 +39,8 @@ def admit(survival: Floats32, budget: int) -> Ints:
         # Invariant: ties are broken by place, never by anything that a draft's own value could move.
         missing = budget - int(np.count_nonzero(admitted))
         admitted[np.flatnonzero(flat == cut)[:missing]] = True
-    return np.count_nonzero(admitted.reshape(requests, gamma), axis=1).astype(np.int64)
+    lens: Ints = np.count_nonzero(admitted.reshape(requests, gamma), axis=1)
+    return lens
 
 
 def threshold_lens(confidence: Floats32, threshold: float) -> Ints:
@@ -57,4 +58,5 @@ def threshold_lens(confidence: Floats32, threshold: float) -> Ints:
     int64 [R]
         Drafts per request.
     """
-    return np.count_nonzero(np.logical_and.accumulate(confidence >= threshold, axis=1), axis=1).astype(np.int64)
+    lens: Ints = np.count_nonzero(np.logical_and.accumulate(confidence >= threshold, axis=1), axis=1)
+    return lens
