@@ -11,10 +11,10 @@ Verdict = Literal["accepted", "rejected"]
 
 _GATE = 3.0
 # Sizes of one step's random walk: of the common scale (a share of it), and of each coefficient (a share of its prior).
-_SCALE_WALK = 0.004
+_SCALE_WALK = 0.005
 _OWN_WALK = 0.003
-# What is known again after a level shift: the prior, narrowed, and a common scale within this share.
-_SHIFT_PRIOR = 0.5
+# How much is unlearnt when the level shifts: variances grow by this factor, and the common scale by this share.
+_SHIFT_GROWTH = 4.0
 _SHIFT_SCALE = 0.3
 
 
@@ -80,14 +80,18 @@ class RobustFilter:
             shrink[excess] = np.sqrt(self._prior[excess] / self._diagonal[excess])
             self._covariance *= np.multiply.outer(shrink, shrink)
 
-    def shift(self, scale: float) -> None:
-        """Scale all coefficients and unlearn how well they are known: the level of the measurements has shifted.
+    def shift(self, scale: float, width: NDArray[np.float64]) -> None:
+        """Scale all coefficients and unlearn part of what is known of them: the level of the measurements has shifted.
 
         Parameters
         ----------
         scale : float
             Above 0; 1 if the shift is not common to all steps, and which terms it touches is to be learnt.
+        width : float64 [P]
+            How far each coefficient may have moved by itself, as a share of its prior's standard deviation.
         """
         self.theta *= scale
-        self._covariance[:] = np.multiply.outer(self.theta * _SHIFT_SCALE**2, self.theta)
-        self._diagonal += self._prior * _SHIFT_PRIOR**2
+        self._covariance *= _SHIFT_GROWTH
+        self._covariance += np.multiply.outer(self.theta * _SHIFT_SCALE**2, self.theta)
+        self._diagonal += self._prior * width**2
+        self._cap()

@@ -22,23 +22,35 @@ _NOISE_START, _NOISE_LEAST, _NOISE_MOST = 0.1, 0.02, 0.3
 _NOISE_WINDOW, _NOISE_EVERY = 64, 16
 _ERROR_WINDOW = 128
 _SHIFT_WINDOW, _SHIFT_COUNT = 8, 6
+_SHIFT_SELDOM, _SHIFT_APART = 3, 32
+_BIAS_WINDOW, _BIAS_EVERY = 12, 4
+_BIAS_LEAST, _BIAS_NOISE = 0.1, 1.25
 _OTHER_MODE_RECENT = 24
 _SHARE_LEAST, _SHARE_MOST = 0.1, 20.0
 
 
 class _Mode:
-    """The last verdicts on steps of one mode (plain or drafted)."""
+    """The last verdicts on steps of one mode (plain or drafted): log ratio, 0 if accepted, and when."""
 
     def __init__(self) -> None:
-        self.ratios: deque[float] = deque(maxlen=_SHIFT_WINDOW)
+        self.verdicts: deque[tuple[float, int]] = deque(maxlen=_SHIFT_WINDOW)
+        self.ratios: deque[float] = deque(maxlen=_BIAS_WINDOW)
         self.last_accepted = -(10**9)
 
     def shifted(self) -> float:
-        """Return the median log ratio of rejected steps if most of the last ones were rejected on one side, else 0."""
+        """Return the median log ratio of the rejected steps if they show a level shift, else 0.
+
+        They do if most of the last steps were rejected on the same side. A mode that is seldom seen need not wait for
+        so many: three in a row, too far apart to share one disturbance, are enough.
+        """
         for side in (1.0, -1.0):
-            outside = [ratio for ratio in self.ratios if ratio * side > 0]
+            outside = [ratio for ratio, _ in self.verdicts if ratio * side > 0]
             if len(outside) >= _SHIFT_COUNT:
                 return float(np.median(outside))
+            last = list(self.verdicts)[-_SHIFT_SELDOM:]
+            apart = last[-1][1] - last[0][1] >= _SHIFT_APART
+            if len(last) == _SHIFT_SELDOM and apart and all(ratio * side > 0 for ratio, _ in last):
+                return float(np.median([ratio for ratio, _ in last]))
         return 0.0
 
 
@@ -135,27 +147,37 @@ class OnlineStepTime:
             return
         self._log_ratios.append(ratio)
         if len(self._log_ratios) >= _NOISE_EVERY and self.observations % _NOISE_EVERY == 0:
-            spread = 1.4826 * float(np.median(np.abs(self._log_ratios)))
+            # Around their median: a level that has just shifted is not noise.
+            ratios = np.array(self._log_ratios)
+            spread = 1.4826 * float(np.median(np.abs(ratios - np.median(ratios))))
             self._noise = min(max(spread, _NOISE_LEAST), _NOISE_MOST)
         self._judge(bool(step[2]), ratio, verdict == "rejected")
 
     def _judge(self, drafted: bool, ratio: float, rejected: bool) -> None:
         """Tell outliers from a level shift: most of the last steps of a mode rejected on the same side."""
         mode, other = self._modes[drafted], self._modes[not drafted]
-        mode.ratios.append(ratio if rejected else 0.0)
-        if not rejected:
-            mode.last_accepted = self.observations
+        mode.verdicts.append((ratio if rejected else 0.0, self.observations))
+        mode.ratios.append(ratio)
+        if rejected:
+            self.rejected += 1
+            # If the other mode still runs as predicted, the cause is not common: unlearn, but do not scale it along.
+            alone = self.observations - other.last_accepted <= _OTHER_MODE_RECENT
+            if shift := mode.shifted():
+                self._shift(1.0 if alone else float(np.exp(shift)), common=not alone)
             return
-        self.rejected += 1
-        shift = mode.shifted()
-        if not shift:
-            return
-        # If the other mode still runs as predicted, the cause is not common: unlearn, but do not scale it along.
-        alone = self.observations - other.last_accepted <= _OTHER_MODE_RECENT
-        self._filter.shift(1.0 if alone else float(np.exp(shift)))
+        mode.last_accepted = self.observations
+        # Where noise is high, a shift hides inside the gate; it shows as a bias of many steps.
+        if len(mode.ratios) == _BIAS_WINDOW and self.observations % _BIAS_EVERY == 0:
+            bias = abs(float(np.median(mode.ratios)))
+            if bias > max(_BIAS_LEAST, _BIAS_NOISE * self._noise):
+                self._shift(1.0, common=True)
+
+    def _shift(self, scale: float, common: bool) -> None:
+        self._filter.shift(scale, self._terms.shift_width(common))
         self.shifts += 1
-        mode.ratios.clear()
-        other.ratios.clear()
+        for mode in self._modes.values():
+            mode.verdicts.clear()
+            mode.ratios.clear()
 
     def _refresh(self) -> None:
         """Recompute what the answers need from the coefficients."""

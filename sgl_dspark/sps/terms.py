@@ -14,8 +14,8 @@ draft                 0      0.5     the draft pass
 context               0      0.5     what the context costs
 prefill               0      2       a typical step, in steps with a prefill
 prefill per token     0      1       what the prefill costs
-tokens 1, 2, 4, ...   0      0.2     the cost of the tokens, near that number of verify tokens
-requests 1, 4, ...    0      0.15    the cost of R tokens, near that R, in drafted steps
+tokens 1, 2, 4, ...   0      0.15    the cost of the tokens, near that number of verify tokens
+requests 1, 4, ...    0      0.1     the cost of R tokens, near that R, in drafted steps
 ====================  =====  ======  =============================================================
 
 A typical step is the model's plain step of one request. "Near" is a triangle on the logarithm of the number, so that
@@ -33,7 +33,7 @@ from sgl_dspark.sps.model import StepTimeModel
 
 SCALE, HOST, HOST_REQUEST, DRAFTED, DRAFTED_ROW, DRAFT, CONTEXT, PREFILL, PREFILL_TOKEN, FIRST_TENT = range(10)
 _SPREADS = (0.3, 1.0, 0.05, 0.5, 0.03, 0.5, 0.5, 2.0, 1.0)
-_TOKEN_SPREAD, _REQUEST_SPREAD = 0.2, 0.15
+_TOKEN_SPREAD, _REQUEST_SPREAD = 0.15, 0.1
 _TOKEN_OCTAVES, _REQUEST_OCTAVES = 1.0, 2.0
 _TOKEN_TENTS, _REQUEST_TENTS = 14, 6
 
@@ -59,6 +59,16 @@ class Terms:
             (_SPREADS, np.full(_TOKEN_TENTS, _TOKEN_SPREAD), np.full(_REQUEST_TENTS, _REQUEST_SPREAD))
         )
         return mean, spread
+
+    def shift_width(self, common: bool) -> NDArray[np.float64]:
+        """Return float64 [P]: how far coefficients may have moved when the level shifts, as shares of their spreads.
+
+        Whatever the cause, drafting may have changed by itself; the profile over tokens and requests hardly does when
+        the cause is ``common`` to both modes.
+        """
+        width = np.full(self.count, 0.1 if common else 0.5)
+        width[[DRAFTED, DRAFTED_ROW, DRAFT]] = 0.5
+        return width
 
     @staticmethod
     def _tent(row: NDArray[np.float64], number: int, height: float, octaves: float, start: int, tents: int) -> None:
