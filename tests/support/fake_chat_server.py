@@ -32,6 +32,9 @@ class FakeChatServer:
         Called with (number of the request from 0, body); what it returns, if anything, is awaited.
     flush_status : int
         Reply to ``/flush_cache``.
+    policies : bool
+        Whether it has ``/dspark/policy`` and ``/dspark/state``: every answer then counts two rounds of as many verify
+        tokens as a static policy asks for, or three.
     """
 
     def __init__(
@@ -45,10 +48,14 @@ class FakeChatServer:
         status: int = 200,
         on_request: Callable[[int, dict[str, Any]], Any] | None = None,
         flush_status: int = 200,
+        policies: bool = False,
     ) -> None:
         self.pieces, self.completion_tokens, self.details = pieces, completion_tokens, details
         self.finish_reason, self.error_in_stream, self.status = finish_reason, error_in_stream, status
         self.on_request, self.flush_status = on_request, flush_status
+        self.policies = policies
+        self.policy: dict[str, Any] = {}
+        self.totals = {"rounds": 0, "verify_tokens": 0, "accepted": 0}
         self.bodies: list[dict[str, Any]] = []
         self.calls: list[str] = []
         self.in_flight = self.peak = 0
@@ -72,6 +79,9 @@ class FakeChatServer:
         app.router.add_post("/flush_cache", self._flush)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
+        if self.policies:
+            app.router.add_post("/dspark/policy", self._policy)
+            app.router.add_get("/dspark/state", self._state)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -88,10 +98,23 @@ class FakeChatServer:
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "fake-model"}]})
 
+    async def _policy(self, request: web.Request) -> web.Response:
+        self.policy = await request.json()
+        self.calls.append(f"policy {self.policy['policy']}")
+        if self.policy.get("verify_drafts", 0) > 7:
+            return web.json_response({"error": {"message": "verify_drafts is at most 7"}}, status=400)
+        return web.json_response({"policy": self.policy})
+
+    async def _state(self, _: web.Request) -> web.Response:
+        self.calls.append("state")
+        return web.json_response({"policy": self.policy, "totals": self.totals, "fallbacks": {"stale": 1}})
+
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.calls.append("chat")
         self.bodies.append(body)
+        self.totals["rounds"] += 2
+        self.totals["verify_tokens"] += 2 * (1 + self.policy.get("verify_drafts", 2))
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
         try:

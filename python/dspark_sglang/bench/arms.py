@@ -15,9 +15,9 @@ from typing import Any
 from dspark_sglang import launch, preflight
 from dspark_sglang.bench import BenchError
 from dspark_sglang.bench.machine import Cores
-from dspark_sglang.bench.server import Arm, ServerArm, UrlArm
+from dspark_sglang.bench.server import PLAIN, Arm, ServerArm, UrlArm
 
-PLAIN, DSPARK = "plain", "dspark"
+DSPARK = "dspark"
 _TARGET_FLAGS = ("--model-path", "--model")
 _DRAFT_FLAGS = ("--speculative-draft-model-path", "--speculative-draft-model")
 # Given to the DSpark server only; the plain one refuses or ignores them.

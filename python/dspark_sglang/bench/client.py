@@ -68,6 +68,7 @@ async def measure_level(
     settings: RequestSettings,
     *,
     flush: bool,
+    warm_up: bool = True,
     clock: Clock = time.perf_counter,
     progress: Callable[[int], None] | None = None,
 ) -> list[RequestResult]:
@@ -82,7 +83,9 @@ async def measure_level(
         Workers; each sends its next request when its previous one has ended.
     settings : RequestSettings
     flush : bool
-        Empty the prefix cache after warming up (SGLang's ``/flush_cache``); only for servers that are ours.
+        Empty the prefix cache after warming up (SGLang's ``/flush_cache``).
+    warm_up : bool
+        Answer a short question in each worker first; not measured.
     clock : callable
         Monotonic seconds.
     progress : callable, optional
@@ -103,9 +106,10 @@ async def measure_level(
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         try:
             model = await _model_name(session, url)
-            warm = [(i, _WARM_UP) for i in range(concurrency)]
-            warm_settings = replace(settings, max_tokens=WARM_UP_TOKENS)
-            await _closed_loop(session, url, model, warm, concurrency, warm_settings, clock)
+            if warm_up:
+                warm = [(i, _WARM_UP) for i in range(concurrency)]
+                warm_settings = replace(settings, max_tokens=WARM_UP_TOKENS)
+                await _closed_loop(session, url, model, warm, concurrency, warm_settings, clock)
             if flush:
                 async with session.post(f"{url}/flush_cache", params={"timeout": _FLUSH_TIMEOUT_S}) as reply:
                     if reply.status != 200:

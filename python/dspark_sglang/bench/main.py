@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dspark_sglang.bench import BenchError, arms, machine, report
+from dspark_sglang.bench import BenchError, arms, machine, policy_report, report
 from dspark_sglang.bench.client import RequestSettings
 from dspark_sglang.bench.prompts import load_prompts, order_prompts, prompts_hash
-from dspark_sglang.bench.server import Arm, ServerArm, UrlArm
+from dspark_sglang.bench.server import PLAIN, Arm, ServerArm, UrlArm
 from dspark_sglang.bench.session import Plan, Run, run_session
 from sgl_dspark.errors import DsparkError
 
@@ -82,9 +82,19 @@ def check_options(args: Namespace) -> None:
         raise BenchError(f"unexpected argument {args.server_flags[0]!r}; flags of the server go after --")
     if args.url and (args.target or args.draft or args.server_flags):
         raise BenchError("--url measures servers that run already; leave out --target, --draft and the flags after --")
+    check_policies(args)
     for option, folder in (("--json", args.json.parent if args.json else None), ("--logs", args.logs)):
         if folder is not None and not folder.is_dir():
             raise BenchError(f"there is no folder {folder} for {option}; make it first")
+
+
+def check_policies(args: Namespace) -> None:
+    """Raise `BenchError` where policies meet servers that they cannot be compared on."""
+    if args.no_plain and not args.policies:
+        raise BenchError("--no-plain leaves nothing to compare with; give --policies as well")
+    others = [specification for specification in args.url if not specification.startswith(f"{PLAIN}=")]
+    if args.policies and args.url and len(others) != 1:
+        raise BenchError(f"--policies are compared on one server; give one --url besides {PLAIN}=URL")
 
 
 def set_up(args: Namespace, folder: Path) -> Setup:
@@ -102,9 +112,10 @@ def set_up(args: Namespace, folder: Path) -> Setup:
     pin = "none" if args.url and args.pin == "auto" else args.pin
     cores = machine.plan_cores(pin, machine.usable_cores(), threads=arms.threads(), gpu=machine.has_gpu())
     settings = RequestSettings(args.max_tokens, args.temperature, args.ignore_eos, args.timeout, args.body)
-    plan = Plan(prompts, args.concurrency, args.rounds, args.requests, settings)
+    plan = Plan(prompts, args.concurrency, args.rounds, args.requests, settings, args.policies)
     pair = None if args.url else arms.find_pair(args)
     chosen = arms.url_arms(args.url) if pair is None else arms.server_arms(args, pair, cores, folder)
+    chosen = [arm for arm in chosen if not (args.no_plain and arm.name == PLAIN)]
     header = {
         "command": ["dspark", *sys.argv[1:]],
         "versions": machine.versions(),
@@ -121,6 +132,7 @@ def set_up(args: Namespace, folder: Path) -> Setup:
             "temperature": args.temperature,
             "ignore_eos": args.ignore_eos,
             "body": args.body,
+            **({"policies": {policy.name: policy.body for policy in args.policies}} if args.policies else {}),
         },
         "prompts": {
             "source": args.prompts.name if args.prompts else "built-in",
@@ -151,18 +163,31 @@ def _measure(setup: Setup, runs: list[Run], args: Namespace) -> int:
         status = EXIT_INTERRUPTED
     finally:
         header = {"complete": complete, "started": started, "finished": _now(), **setup.header}
-        _report(runs, [arm.name for arm in setup.arms], header, args)
+        names = [name for arm in setup.arms for name in _names(arm, setup.plan)]
+        _report(runs, names, header, args)
     return status
 
 
+def _names(arm: Arm, plan: Plan) -> list[str]:
+    return [policy.name for policy in plan.policies] if plan.policies and arm.name != PLAIN else [arm.name]
+
+
 def _report(runs: Sequence[Run], names: Sequence[str], header: dict[str, Any], args: Namespace) -> None:
+    summarise = policy_report.summarise_policies if args.policies else report.summarise
+    summary, notes = summarise(runs, names), report.notes(header)
+    same_text = args.temperature == 0
+    if args.policies:
+        table, notes = policy_report.policy_rows(summary, names, same_text=same_text), [*notes, policy_report.NOTE]
+    else:
+        table = report.rows(summary, names, same_text=same_text)
     if args.json is not None:
-        args.json.write_text(json.dumps(report.to_json(runs, names, header), indent=1) + "\n", encoding="utf-8")
+        data = report.to_json(runs, names, header, summary)
+        if args.policies:
+            data["definitions"] |= policy_report.DEFINITIONS
+        args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     if not runs:
         _log("nothing was measured")
         return
-    table = report.rows(report.summarise(runs, names), names, same_text=args.temperature == 0)
-    notes = report.notes(header)
     layout = report.markdown(table) if args.markdown else report.aligned(table)
     sys.stdout.write("\n".join(["", layout, "", *notes, ""]))
     sys.stdout.flush()

@@ -103,26 +103,28 @@ def rows(summary: Sequence[dict[str, Any]], arms: Sequence[str], *, same_text: b
     for level in summary:
         first = str(level["concurrency"])
         for name in arms:
-            cells = [_cell(level["arms"][name][metric], metric) for metric in COLUMNS]
-            equal = _equal(level["same_text"].get(name))
+            cells = [cell(level["arms"][name][metric], metric) for metric in COLUMNS]
+            equal = equal_cell(level["same_text"].get(name))
             table.append([first, name, *cells, *([equal] if same_text else [])])
             first = ""
         for name, ratios in level["ratios"].items():
-            cells = [_cell(ratios.get(metric), "ratio") for metric in COLUMNS]
+            cells = [cell(ratios.get(metric), "ratio") for metric in COLUMNS]
             table.append([first, f"{name} / {arms[0]}", *cells, *([""] if same_text else [])])
     return table
 
 
-def _cell(value: Spread | None, metric: str) -> str:
+def cell(value: Spread | None, metric: str) -> str:
+    """Format a spread as ``median (lowest-highest)``, without the range if there is one value; "" for None."""
     if value is None:
         return ""
-    digits = {"ratio": 2, "mean_accept_len": 2, "ttft_ms": 0}.get(metric, 1)
+    digits = {"ratio": 2, "mean_accept_len": 2, "mean_verify_len": 2, "ttft_ms": 0}.get(metric, 1)
     sign = "x" if metric == "ratio" else ""
     middle = f"{value.median:.{digits}f}{sign}"
     return middle if len(value.values) == 1 else f"{middle} ({value.low:.{digits}f}-{value.high:.{digits}f})"
 
 
-def _equal(counts: list[int] | None) -> str:
+def equal_cell(counts: list[int] | None) -> str:
+    """Format [equal, compared] answers; "" when none were compared."""
     return f"{counts[0]}/{counts[1]}" if counts and counts[1] else ""
 
 
@@ -164,7 +166,9 @@ def _count(number: int | None, noun: str) -> str:
     return f"unknown {noun}s" if number is None else f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def to_json(runs: Sequence[Run], arms: Sequence[str], header: dict[str, Any]) -> dict[str, Any]:
+def to_json(
+    runs: Sequence[Run], arms: Sequence[str], header: dict[str, Any], summary: Sequence[dict[str, Any]] | None = None
+) -> dict[str, Any]:
     """Everything that was measured, with what it was measured on.
 
     Parameters
@@ -173,13 +177,15 @@ def to_json(runs: Sequence[Run], arms: Sequence[str], header: dict[str, Any]) ->
     arms : sequence of str
     header : dict
         Command, versions, machine, models, settings.
+    summary : sequence of dict, optional
+        In the place of :func:`summarise`'s.
     """
     return {
         "schema": SCHEMA,
         **header,
-        "definitions": DEFINITIONS,
+        "definitions": dict(DEFINITIONS),
         "arms": list(arms),
-        "summary": [_plain(level) for level in summarise(runs, arms)],
+        "summary": [_plain(level) for level in (summarise(runs, arms) if summary is None else summary)],
         "runs": [_run_json(run) for run in runs],
     }
 
@@ -199,6 +205,7 @@ def _run_json(run: Run) -> dict[str, Any]:
         "concurrency": run.concurrency,
         "started_s": run.started_s,
         "wall_s": max(r.end for r in run.results) - origin,
+        **({} if run.counts is None else {"counts": run.counts}),
         **run.metrics,
         "accept_histogram": merge_histograms([r.histogram for r in run.results]),
         "requests": [_request_json(r, origin) for r in run.results],

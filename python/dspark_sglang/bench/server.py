@@ -22,6 +22,8 @@ from dspark_sglang.bench import BenchError
 from dspark_sglang.bench.machine import on_cores
 
 HOST = "127.0.0.1"
+# Name of the arm without speculation.
+PLAIN = "plain"
 _TAIL_LINES = 12
 _GRACE_S = 15.0
 _KILL_S = 10.0

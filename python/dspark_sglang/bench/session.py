@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from dspark_sglang.bench.client import RequestSettings, measure_level
 from dspark_sglang.bench.metrics import RequestResult, run_metrics, schedule
+from dspark_sglang.bench.policies import Policy, difference, read_counts, rotated, switch
 from dspark_sglang.bench.prompts import Prompt, take
-from dspark_sglang.bench.server import Arm
+from dspark_sglang.bench.server import PLAIN, Arm
+
+# Answers of up to this many tokens, one per worker, before a policy is measured: some tens of steps at its level.
+SETTLE_TOKENS = 96
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ class Plan:
     requests : int
         Least number of requests of a level; a level c sends at least 2 c.
     settings : RequestSettings
+    policies : sequence of Policy
+        Measured in turn on every server but the one named ``plain``; none: servers are measured as they start.
     """
 
     prompts: Sequence[Prompt]
@@ -36,6 +43,7 @@ class Plan:
     rounds: int = 2
     requests: int = 16
     settings: RequestSettings = field(default_factory=RequestSettings)
+    policies: Sequence[Policy] = ()
 
     def count(self, concurrency: int) -> int:
         """Return the requests of a level: enough to keep it filled for about half of the time or more."""
@@ -53,10 +61,13 @@ class Run:
     turn : int
         Place of this server start in the schedule, from 0.
     arm : str
+        Server, or the policy that it followed.
     concurrency : int
     started_s : float
         Unix time.
     results : list of RequestResult
+    counts : dict of str to float, or None
+        What the server counted meanwhile (``policies.read_counts``), where policies are compared.
     """
 
     round: int
@@ -65,6 +76,7 @@ class Run:
     concurrency: int
     started_s: float
     results: list[RequestResult]
+    counts: dict[str, float] | None = None
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -105,13 +117,49 @@ def run_session(
         log(f"{where}: {'starting the server' if arm.ours else 'server at a URL'}")
         with arm.open() as url:
             for level in plan.concurrency:
-                prompts = take(plan.prompts, plan.count(level))
-                started_s = time.time()
-                told = partial(progress, len(prompts)) if progress else None
-                results = asyncio.run(measure_level(url, prompts, level, plan.settings, flush=arm.ours, progress=told))
-                run = Run(round_, turn, arm.name, level, started_s, results)
-                runs.append(run)
-                log(f"{where}, concurrency {level}: {_line(run)}")
+                for policy in _policies(arm, plan, round_):
+                    run = _measure(arm, url, plan, Place(round_, turn, level), policy, progress)
+                    runs.append(run)
+                    log(f"round {round_ + 1} of {plan.rounds}, {run.arm}, concurrency {level}: {_line(run)}")
+
+
+class Place(NamedTuple):
+    """Where a run belongs: see `Run`."""
+
+    round: int
+    turn: int
+    concurrency: int
+
+
+def _policies(arm: Arm, plan: Plan, round_: int) -> Sequence[Policy | None]:
+    return rotated(plan.policies, round_) if plan.policies and arm.name != PLAIN else [None]
+
+
+def _measure(
+    arm: Arm, url: str, plan: Plan, place: Place, policy: Policy | None, progress: Callable[[int, int], None] | None
+) -> Run:
+    level = place.concurrency
+    prompts = take(plan.prompts, plan.count(level))
+    told = partial(progress, len(prompts)) if progress else None
+    before = None
+    if policy is not None:
+        switch(url, policy)
+        _settle(url, plan, level)
+        before = read_counts(url)
+    started_s = time.time()
+    # Policies share a server, and with it a prefix cache that would favour those that come later.
+    flush, warm_up = arm.ours or policy is not None, policy is None
+    answered = measure_level(url, prompts, level, plan.settings, flush=flush, warm_up=warm_up, progress=told)
+    results = asyncio.run(answered)
+    counts = None if before is None else difference(before, read_counts(url))
+    return Run(place.round, place.turn, policy.name if policy else arm.name, level, started_s, results, counts)
+
+
+def _settle(url: str, plan: Plan, level: int) -> None:
+    """Let what the server learns online meet the policy and the level; nothing of it is kept."""
+    settings = replace(plan.settings, max_tokens=min(plan.settings.max_tokens, SETTLE_TOKENS))
+    prompts = take(plan.prompts[::-1], level)
+    asyncio.run(measure_level(url, prompts, level, settings, flush=False, warm_up=False))
 
 
 def _line(run: Run) -> str:

@@ -12,6 +12,7 @@ EPILOG = """examples:
   dspark bench                                        the demo pair: 2 rounds at concurrency 1, 4 and 16
   dspark bench --concurrency 1 --rounds 4 --ignore-eos --json result.json
   dspark bench --target TARGET --draft DRAFT --prompts mt-bench.jsonl -- --dtype float32
+  dspark bench --policies adaptive,static:1,static:3,static:7 --concurrency 1,2,4,8,16,32
   dspark bench --url plain=http://127.0.0.1:30000 --url dspark=http://127.0.0.1:30001
 
 It starts one server at a time, plain, DSpark, DSpark, plain, ..., on a free port, with OMP_NUM_THREADS=1 unless set,
@@ -39,6 +40,15 @@ def _not_negative(text: str) -> float:
     return value
 
 
+def _policies(text: str) -> list[Any]:
+    from dspark_sglang.bench.policies import parse_policies
+
+    try:
+        return parse_policies(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
@@ -61,6 +71,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     what.add_argument("--startup-timeout", type=_count, default=900, metavar="S", help="default: 900")
     what.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
     what.add_argument("server_flags", nargs="*", metavar="-- FLAGS", help="further flags of dspark serve, for both")
+
+    policies = parser.add_argument_group("policies, compared on one DSpark server beside the plain one")
+    policies.add_argument(
+        "--policies",
+        type=_policies,
+        default=[],
+        metavar="LIST",
+        help="of adaptive, static:DRAFTS, threshold:CONFIDENCE, early-stop; switched by POST /dspark/policy",
+    )
+    policies.add_argument("--no-plain", action="store_true", help="without the plain server; the first is the baseline")
 
     load = parser.add_argument_group("what is asked")
     load.add_argument("--concurrency", type=_levels, default=[1, 4, 16], metavar="LIST", help="default: 1,4,16")
