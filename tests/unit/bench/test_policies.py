@@ -169,9 +169,7 @@ def test_counts_begin_at_zero_and_may_be_absent() -> None:
 
 def _policy_run(round_: int, arm: str, seconds: float, verify_tokens: int) -> Run:
     run, counts = plain_run(round_, arm, seconds), {"rounds": 10, "verify_tokens": verify_tokens}
-    return Run(
-        run.round, run.turn, arm, run.concurrency, 0.0, run.results, {"rounds": 10, "verify_tokens": verify_tokens}
-    )
+    return Run(run.round, run.turn, arm, run.concurrency, 0.0, run.results, counts)
 
 
 def test_adaptive_is_compared_with_the_best_other_of_the_same_round() -> None:
