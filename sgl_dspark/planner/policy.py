@@ -33,8 +33,8 @@ STEP_REASONS = ("no_cost_model", "out_of_range", "burst", "calibration_drift", "
 class Estimate(NamedTuple):
     """Expected survival of the step about to run, from what is two or more steps old.
 
-    ``descending`` is float32 [R * G], largest first; ``survival`` [R, G] (None if there is nothing new) and ``known`` [R] are
-    the rows behind it; ``latest`` is ``descending`` without smoothing.
+    ``descending`` is float32 [R * G], largest first; ``latest`` is the same without smoothing; ``survival`` [R, G]
+    (None if there is nothing new) and ``known`` [R] are the rows behind it.
     """
 
     descending: Floats32
@@ -61,6 +61,8 @@ class Planner:
         By name: rows for ``ROW_REASONS``, steps for ``STEP_REASONS``.
     totals : Counter
         Steps ``decided``, ``drafted``, ``plain`` and ``probes``; rows ``rows_left_out`` and ``row_probes``.
+    probe_cost_s : float
+        Predicted seconds that probes have cost: what a plain step would have taken less for the same tokens.
     """
 
     def __init__(self, config: PlannerConfig, gamma: int, num_slots: int = 4096) -> None:
@@ -68,6 +70,7 @@ class Planner:
         self.num_slots = num_slots
         self.fallbacks: Counter[str] = Counter()
         self.totals: Counter[str] = Counter()
+        self.probe_cost_s = 0.0
         self.history = ConfidenceHistory(num_slots, gamma, config.lag, config.max_age)
         self.slot_mean = SlotMean(gamma, config.prior_confidence)
         self._profile = SurvivalProfile(config.smoothing_rows)
@@ -150,6 +153,7 @@ class Planner:
         drafted, budget, saved_s = None, best.budget, 0.0
         if probe:
             self.totals["probes"] += 1
+            self.probe_cost_s += best.step_time_s * max(-gain, 0.0)
         elif costs.draft_row_s > 0 and estimate.survival is not None and budget:
             drafted = self._choose_rows(view, estimate.survival, estimate.known, estimate.descending[budget - 1])
         if drafted is not None:
@@ -242,7 +246,7 @@ def _fitted(survival: Floats32, room: Ints | None) -> Floats32:
 
 def _inverse_temperatures(view: StepView) -> Floats32:
     table, sampled = view.inverse_temperatures, view.sampled
-    if sampled is None or not sampled.any():
-        return table[0]
-    rows: Floats32 = table[1] if sampled.all() else table.take(sampled, axis=0)
-    return rows
+    if sampled is not None and sampled.any():
+        table = table[1:] if sampled.all() else table.take(sampled, axis=0)
+        return table
+    return table[:1]

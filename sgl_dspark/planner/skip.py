@@ -63,7 +63,8 @@ class StepGate:
     def confirm(self) -> None:
         """Probe again in the next step: the last probe alone would justify drafting, the average does not yet."""
         if not self.drafting:
-            self._interval = self._least
+            # Not back to the least: where single steps are often lucky, that would undo the backing off.
+            self._interval = max(self._interval // 2, self._least)
             self._wait = 0
 
 
