@@ -81,7 +81,7 @@ class Curve:
         if seconds.shape[0] > 1:
             slopes[:-1] = (seconds[1:] - seconds[:-1]) / (self.sizes[1:] - self.sizes[:-1])
         average = float(seconds[-1]) / float(self.sizes[-1])
-        slopes[-1] = max(average, *slopes[-1 - _TAIL_SEGMENTS : -1].tolist())
+        slopes[-1] = max([average, *slopes[-1 - _TAIL_SEGMENTS : -1].tolist()])
         return slopes
 
     def replaced(self, seconds: NDArray[np.float64]) -> Self:

@@ -16,6 +16,7 @@ from sgl_dspark.sps.curve import Curve
 from sgl_dspark.sps.model import StepTimeModel
 
 Kind = Literal["verify", "draft", "plain", "accept", "prefill"]
+_SIZED_BY_REQUESTS = ("draft", "plain")
 _IMPLAUSIBLE = 1.3
 
 
@@ -105,7 +106,7 @@ def _points(probes: Sequence[Probe], kind: Kind) -> list[_Point]:
     runs: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     for probe in probes:
         if probe.kind == kind:
-            size = probe.requests if kind in ("draft", "plain") else probe.tokens
+            size = probe.requests if kind in _SIZED_BY_REQUESTS else probe.tokens
             runs[size, probe.requests, probe.context_tokens].append(probe.seconds)
     return [
         _Point(requests, size, context, float(np.median(seconds)), len(seconds))
@@ -190,7 +191,9 @@ def fit(probes: Iterable[Probe], tiers: ArrayLike | None = None) -> StepTimeMode
     """
     found = list(probes)
     for probe in found:
-        if not 0 < probe.seconds < np.inf or probe.requests < 1 or probe.tokens < 0 or probe.context_tokens < 0:
+        least = 0 if probe.kind in _SIZED_BY_REQUESTS else 1
+        shaped = probe.requests >= 1 and probe.tokens >= least and probe.context_tokens >= 0
+        if not shaped or not 0 < probe.seconds < np.inf:
             raise ProfileError(f"{probe} is no measurement; probe again on a machine that is not being suspended")
     verify_points = _points(found, "verify")
     if not verify_points:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sgl_dspark.sps import terms as t
+from sgl_dspark.sps.correction import Correction
 from sgl_dspark.sps.filter import RobustFilter
-from sgl_dspark.sps.model import StepTimeModel, assemble
+from sgl_dspark.sps.model import StepTimeModel
+from sgl_dspark.sps.terms import SCALE, Terms
 
 _WARM_UP = 5
 _WARM_UP_OUTLIER = 4.0
@@ -26,7 +27,7 @@ _SHIFT_SELDOM, _SHIFT_APART = 3, 32
 _BIAS_WINDOW, _BIAS_EVERY = 12, 4
 _BIAS_LEAST, _BIAS_NOISE = 0.1, 1.25
 _OTHER_MODE_RECENT = 24
-_SHARE_LEAST, _SHARE_MOST = 0.1, 20.0
+_EXPECTED_LEAST = 0.1
 
 
 class _Mode:
@@ -71,14 +72,14 @@ class OnlineStepTime:
     def __init__(self, model: StepTimeModel) -> None:
         self.model = model
         self.observations = self.rejected = self.shifts = 0
-        self._terms = t.Terms(model)
+        self._terms = Terms(model)
         self._filter = RobustFilter(*self._terms.prior())
         self._warm_up: list[tuple[tuple[int, int, int, int, int], float]] | None = []
         self._log_ratios: deque[float] = deque(maxlen=_NOISE_WINDOW)
         self._errors: deque[float] = deque(maxlen=_ERROR_WINDOW)
         self._noise = _NOISE_START
         self._modes = {False: _Mode(), True: _Mode()}
-        self._refresh()
+        self._correction = Correction(self._terms, self._filter.theta)
 
     @property
     def tiers(self) -> NDArray[np.int64] | None:
@@ -117,7 +118,7 @@ class OnlineStepTime:
             self._learn(step, seconds)
         else:
             self._collect(step, seconds)
-        self._refresh()
+        self._correction = Correction(self._terms, self._filter.theta)
 
     def _collect(self, step: tuple[int, int, int, int, int], seconds: float) -> None:
         """Hold back the first steps until an outlier among them can be told, since the prior's gate is wide."""
@@ -136,7 +137,7 @@ class OnlineStepTime:
 
     def _learn(self, step: tuple[int, int, int, int, int], seconds: float, count_error: bool = True) -> None:
         x = self._terms.of_step(*step)
-        expected = max(self._filter.predict(x), _SHARE_LEAST * float(x[t.SCALE]))
+        expected = max(self._filter.predict(x), _EXPECTED_LEAST * float(x[SCALE]))
         if count_error:
             self._errors.append(abs(self.predict(*step) / seconds - 1.0))
         ratio = float(np.log(seconds / expected))
@@ -179,82 +180,35 @@ class OnlineStepTime:
             mode.verdicts.clear()
             mode.ratios.clear()
 
-    def _refresh(self) -> None:
-        """Recompute what the answers need from the coefficients."""
-        theta, model, typical = self._filter.theta, self.model, self._terms.typical_s
-        scale = float(theta[t.SCALE])
-        tents = theta[t.FIRST_TENT : self._terms.requests_at]
-        share = np.clip(scale + self._terms.knot_tents @ tents, _SHARE_LEAST, _SHARE_MOST)
-        self._curve = model.token_curve.replaced(model.token_curve.seconds * share)
-        self._scale = max(scale, _SHARE_LEAST)
-        self._host_s = float(theta[t.HOST]) * typical
-        self._host_request_s = float(theta[t.HOST_REQUEST]) * typical
-        self._drafted_s = float(theta[t.DRAFTED]) * typical
-        self._drafted_row_s = float(theta[t.DRAFTED_ROW]) * typical
-        self._draft_share = max(scale + float(theta[t.DRAFT]), _SHARE_LEAST)
-        self._context_share = max(scale + float(theta[t.CONTEXT]), _SHARE_LEAST)
-        self._prefill_s = float(theta[t.PREFILL]) * typical
-        self._prefill_share = max(scale + float(theta[t.PREFILL_TOKEN]), _SHARE_LEAST)
-
-    def _common_s(self, requests: int, context_tokens: int, prefill_tokens: int) -> float:
-        model = self.model
-        seconds = self._scale * (model.host_s + model.host_request_s * requests)
-        seconds += self._host_s + self._host_request_s * requests
-        seconds += self._context_share * model.context_s(requests, requests, context_tokens)
-        if prefill_tokens:
-            seconds += self._prefill_s + self._prefill_share * model.prefill_token_s * prefill_tokens
-        return seconds
-
-    def _drafting_s(self, requests: int, drafted: int, context_tokens: int) -> float:
-        model = self.model
-        seconds = self._scale * (model.accept_s + model.accept_request_s * requests) + self._drafted_s
-        seconds += self._draft_share * model.draft_s(requests, drafted, context_tokens) + self._drafted_row_s * drafted
-        return seconds + self._terms.request_share(self._filter.theta, requests) * model.token_curve.at(requests)
-
     def step_times(
         self, requests: int, gamma: int, context_tokens: int, prefill_tokens: int = 0, drafted: int | None = None
     ) -> NDArray[np.float64]:
         """Return float64 [R*gamma + 1], non-decreasing, above 0; see :meth:`StepTimeModel.step_times`."""
-        constant = self._common_s(requests, context_tokens, prefill_tokens)
-        constant += self._drafting_s(requests, requests if drafted is None else drafted, context_tokens)
-        slope = self._context_share * self.model.context_query_s * context_tokens / requests
-        constant = max(constant, -(1.0 - _SHARE_LEAST) * self._curve.at(requests))
-        return assemble(self._curve, requests, gamma, constant, slope)
+        return self._correction.step_times(requests, gamma, context_tokens, prefill_tokens, drafted)
 
     def plain_time(self, requests: int, context_tokens: int, prefill_tokens: int = 0) -> float:
-        """Return the seconds of a step that decodes R tokens without drafting; see :meth:`step_times`."""
-        share = self._scale + self._terms.token_share(self._filter.theta, requests)
-        token_s = min(max(share, _SHARE_LEAST), _SHARE_MOST) * self.model.plain_curve.at(requests)
-        return max(token_s + self._common_s(requests, context_tokens, prefill_tokens), _SHARE_LEAST * token_s)
+        """Return the seconds of a step that decodes R tokens without drafting; see :meth:`StepTimeModel.plain_time`."""
+        return self._correction.plain_time(requests, context_tokens, prefill_tokens)
 
     def predict(self, requests: int, budget: int, drafted: int, context_tokens: int, prefill_tokens: int = 0) -> float:
         """Return the expected seconds of one step; arguments as :meth:`observe`."""
-        if not drafted:
-            return self.plain_time(requests, context_tokens, prefill_tokens)
-        constant = self._common_s(requests, context_tokens, prefill_tokens)
-        constant += self._drafting_s(requests, drafted, context_tokens)
-        constant = max(constant, -(1.0 - _SHARE_LEAST) * self._curve.at(requests))
-        slope = self._context_share * self.model.context_query_s * context_tokens / requests
-        return self._curve.at(requests + budget) + constant + slope * budget
+        return self._correction.predict(requests, budget, drafted, context_tokens, prefill_tokens)
 
     def draft_row_s(self, rows: int) -> float:
         """Return the seconds that one drafted row more or less costs around ``rows`` drafted rows, at least 0."""
-        return max(self._draft_share * self.model.draft_row_s(rows) + self._drafted_row_s, 0.0)
+        return self._correction.draft_row_s(rows)
+
+    def snapshot(self) -> StepTimeModel:
+        """Return what is believed now as a model of its own: for a profile, a plot or the simulator."""
+        return self._correction.to_model()
 
     def state(self) -> dict[str, Any]:
-        """Return what ``/dspark/state`` shows: counts, error, noise and the learnt shares, as JSON values."""
+        """Return what ``/dspark/state`` shows: counts, error, noise and the learnt terms, as JSON values."""
         return {
             "observations": self.observations,
             "rejected": self.rejected,
             "shifts": self.shifts,
             "error_median": self.error_median if self._errors else None,
             "noise": self._noise,
-            "scale": self._scale,
-            "host_s": self._host_s,
-            "host_request_s": self._host_request_s,
-            "drafted_s": self._drafted_s,
-            "drafted_row_s": self._drafted_row_s,
-            "draft_scale": self._draft_share,
-            "context_scale": self._context_share,
-            "prefill_scale": self._prefill_share,
+            **self._correction.summary(),
         }
