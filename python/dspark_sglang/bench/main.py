@@ -24,6 +24,8 @@ from dspark_sglang.bench.session import Plan, Run, run_session
 from sgl_dspark.errors import DsparkError
 
 EXIT_INTERRUPTED = 130
+# `dspark bench planner` serves nothing: it times the planner.
+PLANNER = "planner"
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ def run(args: Namespace) -> int:
     DsparkError
         If the options do not fit, a server dies or a request fails; what was measured before is reported first.
     """
+    if args.server_flags == [PLANNER]:
+        from dspark_sglang.bench import planner
+
+        check_folders(args)
+        return planner.run(args)
     check_options(args)
     folder = args.logs or Path(tempfile.mkdtemp(prefix="dspark-bench-"))
     runs: list[Run] = []
@@ -77,12 +84,17 @@ def run(args: Namespace) -> int:
 
 
 def check_options(args: Namespace) -> None:
-    """Raise `BenchError` for options that exclude each other or name a folder that is not there."""
+    """Raise `BenchError` for options that exclude each other or that name what is not there."""
     if args.server_flags and not args.server_flags[0].startswith("--"):
         raise BenchError(f"unexpected argument {args.server_flags[0]!r}; flags of the server go after --")
     if args.url and (args.target or args.draft or args.server_flags):
         raise BenchError("--url measures servers that run already; leave out --target, --draft and the flags after --")
     check_policies(args)
+    check_folders(args)
+
+
+def check_folders(args: Namespace) -> None:
+    """Raise `BenchError` for an option that names a folder that is not there."""
     for option, folder in (("--json", args.json.parent if args.json else None), ("--logs", args.logs)):
         if folder is not None and not folder.is_dir():
             raise BenchError(f"there is no folder {folder} for {option}; make it first")

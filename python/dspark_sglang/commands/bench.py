@@ -13,6 +13,7 @@ EPILOG = """examples:
   dspark bench --concurrency 1 --rounds 4 --ignore-eos --json result.json
   dspark bench --target TARGET --draft DRAFT --prompts mt-bench.jsonl -- --dtype float32
   dspark bench --policies adaptive,static:1,static:3,static:7 --concurrency 1,2,4,8,16,32
+  dspark bench planner                                times the planner against SGLang's; serves nothing
   dspark bench --url plain=http://127.0.0.1:30000 --url dspark=http://127.0.0.1:30001
 
 It starts one server at a time, plain, DSpark, DSpark, plain, ..., on a free port, with OMP_NUM_THREADS=1 unless set,
