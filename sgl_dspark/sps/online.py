@@ -26,7 +26,6 @@ _SHIFT_WINDOW, _SHIFT_COUNT = 8, 6
 _SHIFT_SELDOM, _SHIFT_APART = 3, 32
 _BIAS_WINDOW, _BIAS_EVERY = 12, 4
 _BIAS_LEAST, _BIAS_NOISE = 0.1, 1.25
-_OTHER_MODE_RECENT = 24
 _EXPECTED_LEAST = 0.1
 
 
@@ -38,21 +37,21 @@ class _Mode:
         self.ratios: deque[float] = deque(maxlen=_BIAS_WINDOW)
         self.last_accepted = -(10**9)
 
-    def shifted(self) -> float:
-        """Return the median log ratio of the rejected steps if they show a level shift, else 0.
+    def shifted(self) -> tuple[float, int]:
+        """Return the median log ratio of the rejected steps and when they began, if they show a level shift; else 0, 0.
 
         They do if most of the last steps were rejected on the same side. A mode that is seldom seen need not wait for
         so many: three in a row, too far apart to share one disturbance, are enough.
         """
         for side in (1.0, -1.0):
-            outside = [ratio for ratio, _ in self.verdicts if ratio * side > 0]
-            if len(outside) >= _SHIFT_COUNT:
-                return float(np.median(outside))
-            last = list(self.verdicts)[-_SHIFT_SELDOM:]
-            apart = last[-1][1] - last[0][1] >= _SHIFT_APART
-            if len(last) == _SHIFT_SELDOM and apart and all(ratio * side > 0 for ratio, _ in last):
-                return float(np.median([ratio for ratio, _ in last]))
-        return 0.0
+            outside = [verdict for verdict in self.verdicts if verdict[0] * side > 0][-_SHIFT_COUNT:]
+            if len(outside) < _SHIFT_COUNT:
+                outside = list(self.verdicts)[-_SHIFT_SELDOM:]
+                apart = outside[-1][1] - outside[0][1] >= _SHIFT_APART
+                if len(outside) < _SHIFT_SELDOM or not apart or any(ratio * side <= 0 for ratio, _ in outside):
+                    continue
+            return float(np.median([ratio for ratio, _ in outside])), outside[0][1]
+        return 0.0, 0
 
 
 class OnlineStepTime:
@@ -161,10 +160,11 @@ class OnlineStepTime:
         mode.ratios.append(ratio)
         if rejected:
             self.rejected += 1
-            # If the other mode still runs as predicted, the cause is not common: unlearn, but do not scale it along.
-            alone = self.observations - other.last_accepted <= _OTHER_MODE_RECENT
-            if shift := mode.shifted():
-                self._shift(1.0 if alone else float(np.exp(shift)), common=not alone)
+            ratio, since = mode.shifted()
+            if ratio:
+                # If the other mode still runs as predicted, the cause is not common: unlearn, but do not scale it, too.
+                alone = other.last_accepted > since
+                self._shift(1.0 if alone else float(np.exp(ratio)), common=not alone)
             return
         mode.last_accepted = self.observations
         # Where noise is high, a shift hides inside the gate; it shows as a bias of many steps.
