@@ -15,7 +15,7 @@ from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
@@ -125,6 +125,66 @@ def forward_target_verify(
     forward_batch, _ = verify_input.prepare_for_verify(batch, worker)
     forward_batch.mark_forward_metadata_ready()
     return worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True).logits_output
+
+
+def forward_target_probe(
+    worker: TpModelWorker, verify_input: VerifyInput, seq_lens: Tensor, request_rows: Tensor, slots: Tensor
+) -> LogitsProcessorOutput:
+    """Run the target as `forward_target_verify` does, for requests that exist only to be timed.
+
+    Parameters
+    ----------
+    seq_lens, request_rows : int64 [R]
+        Committed lengths, and rows of the slot table that the caller has filled.
+    slots : int64 [T]
+        Where keys and values of the verified rows go.
+    """
+    runner = worker.model_runner
+    forward_batch = ForwardBatch(
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        batch_size=seq_lens.numel(),
+        input_ids=verify_input.draft_token,
+        req_pool_indices=request_rows,
+        seq_lens=seq_lens,
+        seq_lens_cpu=seq_lens.cpu(),
+        orig_seq_lens=seq_lens,
+        out_cache_loc=slots,
+        seq_lens_sum=int(seq_lens.sum()),
+        positions=verify_input.positions,
+        spec_algorithm=runner.spec_algorithm,
+        spec_info=verify_input,
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+        global_forward_mode=ForwardMode.TARGET_VERIFY,
+    )
+    forward_batch = runner.prepare_dummy_forward_batch(forward_batch)
+    runner.kv_index_translator.bind_runner_slots(forward_batch)
+    runner.attn_backend.init_forward_metadata(forward_batch)
+    forward_batch.mark_forward_metadata_ready()
+    return worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True).logits_output
+
+
+def request_identities(batch: ScheduleBatch, runner: ModelRunner) -> tuple[Tensor, Tensor]:
+    """Return each request's row of the request pool and the row's generation, int64 [R] on the host.
+
+    A row that is given to another request gets another generation.
+    """
+    rows = batch.req_pool_indices_cpu
+    return rows, runner.req_to_token_pool.req_generation[rows]
+
+
+def is_over(request: Any) -> bool:
+    """Whether a request has ended or left the batch; what its rows still produce is dropped."""
+    return bool(request.finished() or request.is_retracted)
+
+
+def num_request_rows(runner: ModelRunner) -> int:
+    """Return the rows of the request pool."""
+    return int(runner.req_to_token_pool.req_to_token.shape[0])
+
+
+def end_tokens(runner: ModelRunner) -> set[int]:
+    """Return the tokens that end an answer of this target."""
+    return set(runner.model_config.hf_eos_token_id or ())
 
 
 def take_features(logits_output: LogitsProcessorOutput) -> Tensor:

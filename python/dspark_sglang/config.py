@@ -2,16 +2,73 @@
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from sgl_dspark.errors import ConfigError
+from sgl_dspark.planner.config import PlannerConfig
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
 SHORTLIST_VARIABLE = "SGL_DSPARK_SHORTLIST"
+SCHEDULING_VARIABLE = "SGL_DSPARK_SCHEDULING"
+# Said instead of a path: neither read nor written.
+OFF = "off"
+
+
+@dataclass(frozen=True)
+class SchedulingConfig:
+    """How much is verified, and what that is decided from.
+
+    Attributes
+    ----------
+    planner : PlannerConfig
+    calibration : str or None
+        Calibration file; None for ``calibration.json`` beside the draft if it is there; ``off`` for none.
+    profile : str or None
+        Step-time profile that is read, and written when it does not fit; None for a file per pair in the user's
+        cache folder; ``off`` to measure at every start.
+    online : bool
+        Whether calibration and step times follow what is served.
+    """
+
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
+    calibration: str | None = None
+    profile: str | None = None
+    online: bool = True
+
+    @classmethod
+    def from_environment(cls) -> SchedulingConfig:
+        """Read ``SGL_DSPARK_SCHEDULING``, a JSON object of the fields here and of `PlannerConfig`.
+
+        Raises
+        ------
+        ConfigError
+            If it is not that; names the field.
+        """
+        text = os.environ.get(SCHEDULING_VARIABLE, "").strip()
+        if not text:
+            return cls()
+        try:
+            given = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{SCHEDULING_VARIABLE} is not JSON ({error}); leave it to dspark serve") from error
+        if not isinstance(given, dict):
+            raise ConfigError(f"{SCHEDULING_VARIABLE} must be a JSON object of fields, not {text!r}")
+        return cls.from_fields(given)
+
+    @classmethod
+    def from_fields(cls, given: dict[str, Any]) -> SchedulingConfig:
+        """Build it from the fields of both classes by name; raise `ConfigError` for a name that is none of them."""
+        own = {f.name for f in fields(cls)} - {"planner"}
+        planner = {name: value for name, value in given.items() if name not in own}
+        unknown = sorted(set(planner) - {f.name for f in fields(PlannerConfig)})
+        if unknown:
+            raise ConfigError(f"{SCHEDULING_VARIABLE}: unknown field {unknown[0]}; leave it to dspark serve")
+        return cls(PlannerConfig(**planner), **{name: given[name] for name in own & set(given)})
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from dspark_sglang import admission, selection, slots
+from dspark_sglang import admission, policy_codec, selection, slots
+from sgl_dspark.errors import DsparkError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,22 @@ def _renew_packed_weights(result: Any, updater: Any, *_: Any, **__: Any) -> Any:
     return result
 
 
+def _configure_worker(original: Callable[..., Any], controller: Any, request: Any) -> Any:
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    numbers = request.server_args
+    worker = controller.scheduler.draft_worker
+    if not any(policy_codec.is_ours(name) for name in numbers) or not hasattr(worker, "configure"):
+        return original(controller, request)
+    try:
+        worker.configure(numbers)
+    except (DsparkError, TypeError, ValueError, IndexError) as error:
+        # Checked before it was sent, unless somebody wrote the numbers by hand; the server goes on as it was.
+        logger.warning("verify policy refused: %s", error)
+        return SetInternalStateReqOutput(updated=False)
+    return SetInternalStateReqOutput(updated=True)
+
+
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _UPDATES = (
     "update_weights_from_disk",
@@ -119,6 +139,12 @@ HOOKS: tuple[Hook, ...] = (
         HookType.AFTER,
         _refuse_inexact_requests,
         "answers 400 to what would not be exact",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.set_internal_state",
+        HookType.AROUND,
+        _configure_worker,
+        "switches the verify policy while serving",
     ),
     *(
         Hook(f"{_UPDATER}.{name}", HookType.AFTER, _renew_packed_weights, "renews packed weights after an update")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sgl_dspark.sampling.block import DraftBlock
+from sgl_dspark.sampling.draw import draw, uniforms
 from sgl_dspark.sampling.rejection import Verdict, verify
 from sgl_dspark.sampling.warp import Filters, target_probs
 
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dspark_sglang.verify import VerifyWindow
-    from sgl_dspark.sampling.block import DraftBlock
     from sgl_dspark.sampling.warp import Greediness
 
 
@@ -59,6 +60,24 @@ class RowSampling:
         filtered = info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
         return cls(greediness, greedy_rows, temperatures, info.top_ks, info.top_ps, info.min_ps, filtered)
 
+    @classmethod
+    def greedy(cls, requests: int, device: torch.device) -> RowSampling:
+        """Give the parameters of ``requests`` greedy requests."""
+        ones = torch.ones(requests, device=device)
+        return cls("all", ones.bool(), torch.zeros_like(ones), ones.int(), ones, torch.zeros_like(ones), False)
+
+    def select(self, requests: Tensor) -> RowSampling:
+        """Give the parameters of some requests (int64 [n]) alone; what is known of their kinds stays."""
+        return RowSampling(
+            self.greediness,
+            self.greedy_rows[requests],
+            self.draft_temperatures[requests],
+            self.top_ks[requests],
+            self.top_ps[requests],
+            self.min_ps[requests],
+            self.filtered,
+        )
+
     def target_law(self, logits: Tensor, window: VerifyWindow) -> Tensor:
         """Return the target's law of every verified row, fp32 [T, V]."""
         per_row = [
@@ -93,4 +112,60 @@ def accept(block: DraftBlock, window: VerifyWindow, logits: Tensor, rows: RowSam
         target_probs=probs,
         greedy_rows=rows.greedy_rows,
         greedy=rows.greediness,
+    )
+
+
+def without_drafts(window: VerifyWindow, logits: Tensor, rows: RowSampling, stride: int) -> Verdict:
+    """Emit one token per request of a step that drafted nothing, straight from the target's law.
+
+    Parameters
+    ----------
+    window : VerifyWindow
+        One row per request.
+    logits : float [R, V]
+        The target's.
+    rows : RowSampling
+    stride : int
+        Columns of the verdict's tokens, gamma + 1.
+    """
+    tokens = None if rows.greediness == "none" else logits.argmax(-1)
+    if rows.greediness != "all":
+        law = rows.target_law(logits, window)
+        drawn = draw(law, uniforms(len(law), 1, device=law.device).squeeze(1))
+        tokens = drawn if tokens is None else torch.where(rows.greedy_rows, tokens, drawn)
+    assert tokens is not None
+    out = torch.zeros((len(tokens), stride), dtype=torch.int64, device=tokens.device)
+    out[:, 0] = tokens
+    return Verdict(torch.ones_like(tokens), out, torch.zeros((), dtype=torch.int64, device=tokens.device))
+
+
+def spread(block: DraftBlock, drafted: Tensor, requests: int) -> DraftBlock:
+    """Give the block of all requests when only some of them drafted.
+
+    Parameters
+    ----------
+    block : DraftBlock
+        Of the requests that drafted.
+    drafted : int64 [n]
+        Which those are.
+    requests : int
+        R.
+
+    Returns
+    -------
+    DraftBlock
+        Rows of the others hold zeros and a confidence of 0 (logit minus infinity): nothing of them may be verified.
+    """
+
+    def over_all(values: Tensor | None, fill: float = 0.0) -> Tensor | None:
+        if values is None:
+            return None
+        full = values.new_full((requests, *values.shape[1:]), fill)
+        return full.index_copy_(0, drafted, values)
+
+    tokens, confidence = over_all(block.tokens), over_all(block.confidence_logits, float("-inf"))
+    assert tokens is not None
+    assert confidence is not None
+    return DraftBlock(
+        tokens, confidence, over_all(block.candidates), over_all(block.probs), over_all(block.token_probs)
     )

@@ -16,9 +16,89 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(frozen=True)
+class BlockLayout:
+    """Where the anchor and the drafts of every request go, before it is known how many are verified.
+
+    Attributes
+    ----------
+    prefix_lens : list of int, length R
+        Committed tokens, which is also the anchor's position.
+    positions, slots : int64 [R, W]
+        Position (below the context length) and KV slot of the anchor and of each draft.
+    """
+
+    prefix_lens: list[int]
+    positions: Tensor
+    slots: Tensor
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        seq_lens: Tensor,
+        prefix_lens_cpu: Tensor,
+        req_pool_indices: Tensor,
+        req_to_token: Tensor,
+        offsets: Tensor,
+        max_positions: int,
+    ) -> BlockLayout:
+        """Look the slots up that SGLang reserved.
+
+        Parameters
+        ----------
+        seq_lens, prefix_lens_cpu : int64 [R]
+            Committed lengths, on the device and on the host.
+        req_pool_indices : int64 [R]
+            Row of ``req_to_token`` of each request.
+        req_to_token : int [requests, max context]
+            Slots that SGLang reserved, past the committed length too.
+        offsets : int64 [W]
+            0..W-1.
+        max_positions : int
+            Rows of the target's rotary table: the context length. Positions are cut
+            there; only rows past a request's end lie beyond, whose results are dropped.
+        """
+        positions = seq_lens.unsqueeze(1) + offsets
+        # Columns past the table's end are never verified; clamping keeps the lookup legal.
+        columns = positions.clamp(max=req_to_token.shape[1] - 1)
+        slots = req_to_token[req_pool_indices.unsqueeze(1), columns].long()
+        return cls(prefix_lens_cpu.tolist(), positions.clamp(max=max_positions - 1), slots)
+
+    def window(self, verify_lens_cpu: Tensor) -> VerifyWindow:
+        """Choose how much of it is verified.
+
+        Parameters
+        ----------
+        verify_lens_cpu : int64 [R], on the host
+            In 1..W, anchor included.
+        """
+        device, width = self.positions.device, self.positions.shape[1]
+        lens = verify_lens_cpu.tolist()
+        indptr = torch.zeros(len(lens) + 1, dtype=torch.int64)
+        torch.cumsum(verify_lens_cpu, 0, out=indptr[1:])
+        total = sum(lens)
+        if total == len(lens) * width:
+            packed = None
+        elif total == len(lens):
+            packed = torch.arange(0, total * width, width, device=device)
+        else:
+            rows = torch.arange(width).unsqueeze(0) < verify_lens_cpu.unsqueeze(1)
+            packed = rows.view(-1).nonzero().view(-1).to(device)
+        return VerifyWindow(
+            self.prefix_lens,
+            verify_lens_cpu.to(device),
+            lens,
+            self.positions,
+            self.slots,
+            indptr.to(device),
+            packed,
+        )
+
+
 @dataclass
 class VerifyWindow:
-    """Positions and slots of the verification window of every request.
+    """What of every request's block one target verification reads.
 
     Attributes
     ----------
@@ -29,7 +109,7 @@ class VerifyWindow:
     verify_lens_list : list of int
         The same on the host.
     positions, slots : int64 [R, W]
-        Position (below the context length) and KV slot of the anchor and of each draft.
+        See `BlockLayout`.
     qo_indptr : int64 [R + 1]
         First flat row of each request, then T.
     packed : int64 [T] or None
@@ -43,53 +123,6 @@ class VerifyWindow:
     slots: Tensor
     qo_indptr: Tensor
     packed: Tensor | None
-
-    @classmethod
-    def build(
-        cls,
-        *,
-        seq_lens: Tensor,
-        prefix_lens_cpu: Tensor,
-        verify_lens_cpu: Tensor,
-        req_pool_indices: Tensor,
-        req_to_token: Tensor,
-        offsets: Tensor,
-        max_positions: int,
-    ) -> VerifyWindow:
-        """Lay the window out.
-
-        Parameters
-        ----------
-        seq_lens, prefix_lens_cpu : int64 [R]
-            Committed lengths, on the device and on the host.
-        verify_lens_cpu : int64 [R]
-            In 1..W.
-        req_pool_indices : int64 [R]
-            Row of ``req_to_token`` of each request.
-        req_to_token : int [requests, max context]
-            Slots that SGLang reserved, past the committed length too.
-        offsets : int64 [W]
-            0..W-1.
-        max_positions : int
-            Rows of the target's rotary table: the context length. Positions are cut
-            there; only rows past a request's end lie beyond, whose results are dropped.
-        """
-        device = seq_lens.device
-        width = offsets.numel()
-        positions = seq_lens.unsqueeze(1) + offsets
-        # Columns past the table's end are never verified; clamping keeps the lookup legal.
-        columns = positions.clamp(max=req_to_token.shape[1] - 1)
-        slots = req_to_token[req_pool_indices.unsqueeze(1), columns].long()
-        positions = positions.clamp(max=max_positions - 1)
-        lens = verify_lens_cpu.tolist()
-        verify_lens = verify_lens_cpu.to(device)
-        indptr = torch.zeros(len(lens) + 1, dtype=torch.int64)
-        indptr[1:] = torch.cumsum(verify_lens_cpu, 0)
-        packed = None
-        if int(indptr[-1]) != len(lens) * width:
-            rows = torch.arange(width).unsqueeze(0) < verify_lens_cpu.unsqueeze(1)
-            packed = rows.view(-1).nonzero().view(-1).to(device)
-        return cls(prefix_lens_cpu.tolist(), verify_lens, lens, positions, slots, indptr.to(device), packed)
 
     def pack(self, values: Tensor) -> Tensor:
         """Select the verified rows of ``[R, W]`` values, flat and request-major: ``[T]``."""

@@ -9,20 +9,23 @@ Shape legend: R requests, G = gamma drafts, T = sum of verify_lens, V vocabulary
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dspark_sglang import compat
 from dspark_sglang.attention.cpu import CpuRaggedBackend
-from dspark_sglang.attention.layout import build_plan
-from dspark_sglang.config import WorkerConfig
+from dspark_sglang.config import SchedulingConfig, WorkerConfig
 from dspark_sglang.draft_kv import DraftKvPool
+from dspark_sglang.fingerprint import default_profile, worker_fingerprint
+from dspark_sglang.knowledge import Knowledge
+from dspark_sglang.parts import StepParts
 from dspark_sglang.preflight import refuse_flags
-from dspark_sglang.sampling_bridge import RowSampling, accept
-from dspark_sglang.verify import VerifyInput, VerifyWindow
+from dspark_sglang.probes import measure_step_times
+from dspark_sglang.sampling_bridge import RowSampling
+from dspark_sglang.scheduling import VerifyScheduler
 from sgl_dspark.model.checkpoint import load_drafter
-from sgl_dspark.sampling.block import sample_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.server_args import ServerArgs
 
-    from sgl_dspark.sampling.block import DraftBlock
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,9 @@ class DsparkWorker(compat.BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.device = torch.device(target_worker.device)
         # Whoever starts SGLang without `dspark serve` is held to the same flags.
-        refuse_flags(compat.resolved(server_args))
+        resolved = compat.resolved(server_args)
+        refuse_flags(resolved)
+        self._target_path, self._tensor_parallel = resolved.model_path, resolved.tp_size
         self.config = WorkerConfig.from_server(server_args)
         self.drafter = load_drafter(
             self.config.draft_path,
@@ -66,8 +70,6 @@ class DsparkWorker(compat.BaseSpecWorker):
         # Under overlap a request that has reached the context end runs one step more.
         self.drafter.reserve_positions(self.model_runner.model_config.context_len + 2 * self.stride)
         self.drafter.fuse_for_serving()
-        self._offsets = torch.arange(self.stride, device=self.device)
-        self._pool: DraftKvPool | None = None
         self._ragged = False
         logger.info(
             "DSpark worker active: draft=%s gamma=%d head=%s shortlist=%s",
@@ -94,6 +96,16 @@ class DsparkWorker(compat.BaseSpecWorker):
         return True
 
     @property
+    def max_requests(self) -> int:
+        """Most requests that run at once."""
+        return compat.num_request_rows(self.model_runner) - 1
+
+    @property
+    def num_slots(self) -> int:
+        """KV slots of the target."""
+        return compat.num_kv_slots(self.model_runner)
+
+    @property
     def speculative_num_draft_tokens(self) -> int:
         """Tokens per request of a full verification, anchor included."""
         return self.stride
@@ -104,35 +116,53 @@ class DsparkWorker(compat.BaseSpecWorker):
         """Allocate the draft's KV beside the target's, slot for slot."""
         self.req_to_token_pool = req_to_token_pool
         self.token_to_kv_pool_allocator = token_to_kv_pool_allocator
-        num_slots = compat.num_kv_slots(self.model_runner)
-        self._pool = DraftKvPool(self.drafter.config, num_slots, self.model_runner.dtype, self.device)
+        pool = DraftKvPool(self.drafter.config, self.num_slots, self.model_runner.dtype, self.device)
+        self.parts = StepParts(self.drafter, pool, self.model_runner, self.config.shortlist)
 
     def init_attention_backends(self) -> None:
         """Look at the target's backend; the draft needs none, it runs from plans."""
         # SGLang's own backends verify equal lengths only, by its contract for DFlash.
         self._ragged = isinstance(self.model_runner.attn_backend, CpuRaggedBackend)
+        scheduling = SchedulingConfig.from_environment()
+        identity = {"target": Path(self._target_path).name, "draft": Path(self.config.draft_path).name}
+        self.knowledge = Knowledge(scheduling, self.gamma, self.config.draft_path, identity)
+        self.scheduler = VerifyScheduler(
+            scheduling.planner, self.knowledge, self.model_runner, gamma=self.gamma, ragged=self._ragged
+        )
 
     def init_cuda_graphs(self) -> None:
-        """Do nothing yet: the draft runs eagerly."""
+        """Measure the step times that planning weighs; the draft runs eagerly, so there is nothing to capture."""
+        if self._ragged:
+            fingerprint = worker_fingerprint(self, self._target_path, self._tensor_parallel)
+            self.knowledge.start(lambda: measure_step_times(self), fingerprint, default_profile(self._target_path))
 
     def get_confidence_budget_prepare(self) -> None:
-        """Return None: the verify length is fixed at gamma, so nothing is planned on the host."""
+        """Return None: our own relay feeds the planner, at the start of each decode step."""
         return
 
     def set_dspark_forced_budget_frac(self, frac: float | None) -> None:
-        """Refuse SGLang's debugging override of the verify budget, which is fixed here."""
+        """Refuse SGLang's debugging override of the verify budget; ours is a policy."""
         if frac is not None:
-            raise ValueError("the verify length of this worker is fixed; dspark_force_budget_frac has no effect")
+            raise ValueError("dspark_force_budget_frac has no effect here; choose a policy with POST /dspark/policy")
 
-    def dump_info_records(self) -> dict[str, Any] | None:
-        """Return None: SGLang's own step records belong to its worker."""
-        return None
+    def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
+        """Learn from a step's verdict, which SGLang hands over one step later."""
+        self.scheduler.learn(num_correct_drafts_per_req)
+
+    def configure(self, numbers: dict[str, int | float]) -> None:
+        """Switch the verify policy; see `VerifyScheduler.configure`."""
+        self.scheduler.configure(numbers)
+
+    def dump_info_records(self) -> dict[str, Any]:
+        """Return the scheduling state; ``GET /dspark/state`` shows it, and SGLang's ``/server_info``."""
+        return self.scheduler.state()
 
     def clear_info_records(self) -> None:
-        """Do nothing; see `dump_info_records`."""
+        """Start the totals of the scheduling state over."""
+        self.scheduler.clear_totals()
 
     def block_accept_estimate_log_suffix(self) -> str | None:
-        """Return None: blocks are verified whole, so the log line needs no estimate."""
+        """Return None: the log line of SGLang needs no estimate."""
         return None
 
     @torch.no_grad()
@@ -170,6 +200,7 @@ class DsparkWorker(compat.BaseSpecWorker):
         )
 
     def _prefill(self, batch: ScheduleBatch, publish: Callable[..., None]) -> Any:
+        self.scheduler.interrupt(sum(batch.extend_lens))
         slots = batch.out_cache_loc.long()
         positions = torch.cat(
             [
@@ -182,21 +213,30 @@ class DsparkWorker(compat.BaseSpecWorker):
         publish(result.new_seq_lens)
         features = compat.take_features(result.logits_output)
         # Before returning: the scheduler may free or share these slots afterwards.
-        self._write_context(features, positions, slots)
+        self.parts.write_context(features, positions, slots)
         result.next_draft_input = compat.draft_input(result.next_token_ids, result.new_seq_lens)
         return result
 
     def _decode(self, batch: ScheduleBatch, publish: Callable[..., None]) -> Any:
         anchors = batch.spec_info.bonus_tokens
-        window = self._verify_window(batch)
         rows = RowSampling.of(batch.sampling_info)
-        block = self._draft(batch, anchors, window, rows)
-        logits_output = self._verify(batch, anchors, block, window)
+        layout = self.parts.layout(batch.seq_lens, batch.seq_lens_cpu, batch.req_pool_indices)
+        step = self.scheduler.begin(batch, rows)
+        block = None
+        if step.drafts:
+            block = self.parts.draft(layout, anchors, batch.seq_lens, batch.req_pool_indices, rows, step.drafted)
+        window = layout.window(self.scheduler.verify_lens(step, block))
+        verify_input = self.parts.verify_input(anchors, block, window)
+        batch.out_cache_loc = window.pack(window.slots)
+        logits_output = compat.forward_target_verify(
+            self._target_worker, batch, verify_input, lens_include_window=not self._ragged
+        )
         features = compat.take_features(logits_output)
-        outcome = accept(block, window, logits_output.next_token_logits, rows)
+        outcome = self.parts.accept(block, window, logits_output.next_token_logits, rows)
         new_seq_lens = batch.seq_lens + outcome.accept_lens
         publish(new_seq_lens)
-        self._commit(features, window, outcome.accept_lens)
+        self.parts.commit(features, window, outcome.accept_lens)
+        self.scheduler.end(step, block, outcome.out_tokens)
         if batch.return_logprob:
             compat.add_logprobs(batch, logits_output, outcome.out_tokens, window)
         bonus = outcome.out_tokens.gather(1, (outcome.accept_lens - 1).unsqueeze(1)).squeeze(1)
@@ -209,61 +249,3 @@ class DsparkWorker(compat.BaseSpecWorker):
             stride=self.stride,
             verify_lens=window.verify_lens,
         )
-
-    def _verify_window(self, batch: ScheduleBatch) -> VerifyWindow:
-        """Choose verify_lens (fixed at gamma + 1) and lay out positions and slots."""
-        prefix = batch.seq_lens_cpu
-        limit = self.model_runner.model_config.context_len
-        if self._ragged:
-            # A draft at or past the context length could never be emitted.
-            verify_lens_cpu = (limit - prefix).clamp(min=1, max=self.stride)
-        else:
-            verify_lens_cpu = torch.full_like(prefix, self.stride)
-        return VerifyWindow.build(
-            seq_lens=batch.seq_lens,
-            prefix_lens_cpu=prefix,
-            verify_lens_cpu=verify_lens_cpu,
-            req_pool_indices=batch.req_pool_indices,
-            req_to_token=self.model_runner.req_to_token_pool.req_to_token,
-            offsets=self._offsets,
-            max_positions=limit,
-        )
-
-    def _draft(
-        self, batch: ScheduleBatch, anchors: torch.Tensor, window: VerifyWindow, rows: RowSampling
-    ) -> DraftBlock:
-        assert self._pool is not None
-        table = self.model_runner.req_to_token_pool.req_to_token
-        kv_lens = [length + self.gamma for length in window.prefix_lens]
-        plan = build_plan(table, batch.req_pool_indices, [self.gamma] * len(kv_lens), kv_lens, causal=False)
-        attend = self._pool.attend(plan, window.slots[:, : self.gamma].reshape(-1))
-        hidden = self.drafter.block_hidden(anchors, batch.seq_lens, attend)
-        return sample_block(
-            self.drafter,
-            hidden,
-            anchors,
-            rows.draft_temperatures,
-            shortlist=self.config.shortlist,
-            greedy=rows.greediness,
-        )
-
-    def _verify(self, batch: ScheduleBatch, anchors: torch.Tensor, block: DraftBlock, window: VerifyWindow) -> Any:
-        tokens = torch.cat([anchors.unsqueeze(1), block.tokens], dim=1)
-        verify_input = VerifyInput.of(window.pack(tokens), window)
-        batch.out_cache_loc = window.pack(window.slots)
-        return compat.forward_target_verify(
-            self._target_worker, batch, verify_input, lens_include_window=not self._ragged
-        )
-
-    def _commit(self, features: torch.Tensor, window: VerifyWindow, accept_lens: torch.Tensor) -> None:
-        """Write the draft's context KV of the anchor and the accepted drafts."""
-        positions, slots = window.pack(window.positions), window.pack(window.slots)
-        if self.device.type == "cpu":
-            # Fewer rows, less work; on an accelerator the selection would synchronise.
-            kept = window.pack(self._offsets < accept_lens.unsqueeze(1)).nonzero().squeeze(1)
-            features, positions, slots = features[kept], positions[kept], slots[kept]
-        self._write_context(features, positions, slots)
-
-    def _write_context(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        assert self._pool is not None
-        self._pool.write_context(self.drafter, features, positions, slots)

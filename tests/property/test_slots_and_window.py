@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang")
 from dspark_sglang.slots import assign_req_to_token
-from dspark_sglang.verify import VerifyInput, VerifyWindow
+from dspark_sglang.verify import BlockLayout, VerifyInput
 
 WIDTH = 24
 SPANS = st.lists(st.tuples(st.integers(0, WIDTH), st.integers(0, WIDTH)), max_size=6)
@@ -49,15 +49,14 @@ def test_window_of_mixed_lengths(requests: list[tuple[int, int]], stride: int, s
     lens = [min(v, stride, WIDTH - p) for p, v in requests]
     rows = torch.randperm(9, generator=generator)[: len(requests)]
     table = torch.randint(10_000, (9, WIDTH), generator=generator, dtype=torch.int32)
-    window = VerifyWindow.build(
+    window = BlockLayout.build(
         seq_lens=torch.tensor(prefix),
         prefix_lens_cpu=torch.tensor(prefix),
-        verify_lens_cpu=torch.tensor(lens),
         req_pool_indices=rows,
         req_to_token=table,
         offsets=torch.arange(stride),
         max_positions=WIDTH,
-    )
+    ).window(torch.tensor(lens))
     assert int(window.positions.max()) < WIDTH
     flat = [(r, i) for r, length in enumerate(lens) for i in range(length)]
     assert window.pack(window.positions).tolist() == [prefix[r] + i for r, i in flat]
@@ -83,14 +82,13 @@ def test_a_request_past_its_end_stays_inside_the_rotary_table_and_its_own_slots(
     """Under overlap a request that has reached the context length runs one step more, whose result is dropped."""
     limit, stride = 16, 4
     table = torch.arange(2 * (limit + 2 * stride), dtype=torch.int32).view(2, -1)
-    window = VerifyWindow.build(
+    window = BlockLayout.build(
         seq_lens=torch.tensor([limit]),
         prefix_lens_cpu=torch.tensor([limit]),
-        verify_lens_cpu=torch.tensor([1]),
         req_pool_indices=torch.tensor([1]),
         req_to_token=table,
         offsets=torch.arange(stride),
         max_positions=limit,
-    )
+    ).window(torch.tensor([1]))
     assert window.pack(window.positions).tolist() == [limit - 1]
     assert window.pack(window.slots).tolist() == [int(table[1, limit])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+POLICIES = ("adaptive", "static", "threshold", "early-stop")
 HELP = "serve a model with DSpark; takes every SGLang flag unchanged"
 PASS_THROUGH = True
 
@@ -24,6 +25,25 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="the draft samples from the N largest of its own base logits at each slot; 0: all. Exact for "
         "every N; pays from vocabularies of about 30,000 on. Default: all, 64 for the demo",
     )
+    scheduling = parser.add_argument_group("how much is verified (see docs/scheduling.md)")
+    scheduling.add_argument(
+        "--policy",
+        choices=POLICIES,
+        help="adaptive (default): what pays at the current load; static: --verify-drafts of each block; threshold: "
+        "drafts above --confidence-threshold; early-stop: the paper's Algorithm 1",
+    )
+    for flag, kind, metavar, text in (
+        ("--verify-drafts", int, "N", "drafts per request of --policy static; 0 never drafts. Default: all"),
+        ("--confidence-threshold", float, "P", "least confidence of a draft that --policy threshold verifies"),
+        ("--max-verify-budget", int, "K", "most drafts verified in one step, over all requests. Default: no bound"),
+        ("--min-gain", float, "G", "predicted gain over a plain step from which drafting begins (default: 0.02)"),
+        ("--calibration", str, "FILE", "confidence calibration; default: calibration.json beside the draft; or off"),
+        ("--step-time-profile", str, "FILE", "where step times are kept; default: the user's cache; or off"),
+    ):
+        scheduling.add_argument(flag, type=kind, metavar=metavar, help=text)
+    scheduling.add_argument(
+        "--no-online", action="store_true", help="keep calibration and step times as they are at the start"
+    )
 
 
 def run(args: Namespace) -> int:
@@ -31,8 +51,10 @@ def run(args: Namespace) -> int:
     import torch
 
     from dspark_sglang.launch import plan_launch, serve, set_shortlist
+    from dspark_sglang.scheduling_flags import set_scheduling
 
     plan = plan_launch(args.rest, plain=args.plain, cuda=torch.cuda.is_available())
     set_shortlist(plan, args.shortlist)
+    set_scheduling(args)
     serve(plan)
     return 0

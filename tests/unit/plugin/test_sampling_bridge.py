@@ -16,7 +16,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from dspark_sglang.sampling_bridge import RowSampling, accept
-from dspark_sglang.verify import VerifyWindow
+from dspark_sglang.verify import BlockLayout, VerifyWindow
 
 VOCAB, STRIDE = 9, 4
 
@@ -44,15 +44,14 @@ def batch_info(requested: list[dict[str, Any]]) -> SamplingBatchInfo:
 
 def window_of(lens: list[int]) -> VerifyWindow:
     requests = len(lens)
-    return VerifyWindow.build(
+    return BlockLayout.build(
         seq_lens=torch.full((requests,), 5),
         prefix_lens_cpu=torch.full((requests,), 5),
-        verify_lens_cpu=torch.tensor(lens),
         req_pool_indices=torch.arange(requests),
         req_to_token=torch.zeros(requests, 20, dtype=torch.int32),
         offsets=torch.arange(STRIDE),
         max_positions=1 << 20,
-    )
+    ).window(torch.tensor(lens))
 
 
 def point_block(tokens: Tensor) -> DraftBlock:

@@ -1,0 +1,87 @@
+"""How many drafts of each request are verified, from this step's own confidences and the budget decided before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dspark_sglang import allocate
+from sgl_dspark.calibration.online import FullLengthProbes
+from sgl_dspark.planner.allocate import admit, threshold_lens
+from sgl_dspark.planner.prefix import early_stop
+
+if TYPE_CHECKING:
+    from dspark_sglang.step import Step
+    from sgl_dspark.calibration.online import OnlineCalibration
+    from sgl_dspark.planner.config import PlannerConfig
+    from sgl_dspark.sampling.block import DraftBlock
+
+
+class Allocator:
+    """Turns a decision and a drafted block into lengths.
+
+    Parameters
+    ----------
+    gamma : int
+    calibration : OnlineCalibration
+        Read anew in every step.
+    """
+
+    def __init__(self, gamma: int, calibration: OnlineCalibration) -> None:
+        self.gamma, self._calibration = gamma, calibration
+        self.probes = FullLengthProbes(gamma)
+        self._slots = np.arange(gamma)
+
+    def allocate(self, step: Step, block: DraftBlock, config: PlannerConfig) -> None:
+        """Set ``step.lens`` and ``step.expected``.
+
+        Invariant: whether slot j of a request is verified depends on confidences up to slot j, which have not seen
+        the draft there, on what was known before the step, and in Algorithm 1 on what ranks before it.
+        """
+        drafted = step.decision.drafted
+        room = step.room if drafted is None else np.where(drafted, step.room, 0)
+        survival = self._survival(step, block, room)
+        lens = np.minimum(self._wanted(step, block, survival, config), room)
+        if config.policy != "static":
+            lens = self._probe(step, lens, room)
+        step.lens = lens
+        step.expected = 1.0 + np.where(self._slots < lens[:, None], survival, np.float32(0.0)).sum(axis=1)
+
+    def _wanted(self, step: Step, block: DraftBlock, survival: np.ndarray, config: PlannerConfig) -> np.ndarray:
+        budget = step.decision.budget
+        if budget is not None:
+            if block.tokens.device.type == "cpu":
+                return admit(survival, budget)
+            return allocate.admit(torch.from_numpy(survival).to(block.tokens.device), budget).cpu().numpy()
+        if config.policy == "threshold":
+            previous = np.concatenate([np.ones_like(survival[:, :1]), survival[:, :-1]], axis=1)
+            confidence = np.divide(survival, previous, out=np.zeros_like(survival), where=previous > 0)
+            return threshold_lens(confidence, config.threshold)
+        if config.policy == "early-stop" and step.costs is not None:
+            return early_stop(survival, step.costs.step_times)[1]
+        fixed = self.gamma if config.verify_drafts is None else config.verify_drafts
+        return np.full(len(step.slots), fixed, np.int64)
+
+    def _survival(self, step: Step, block: DraftBlock, room: np.ndarray) -> np.ndarray:
+        """Give float32 [R, gamma]; 0 where nothing may be verified."""
+        kinds = step.sampled.astype(np.intp)
+        inverse = torch.from_numpy(self._calibration.inverse_temperatures[kinds])
+        biases = torch.from_numpy(self._calibration.biases[kinds])
+        logits = block.confidence_logits
+        # Sync: the plan of ragged attention is made on the host, from each request's length (free on a CPU).
+        found = allocate.survival_of(logits, inverse.to(logits.device), biases.to(logits.device)).cpu().numpy()
+        if room.min(initial=self.gamma) < self.gamma:
+            found = np.where(self._slots < room[:, None], found, np.float32(0.0))
+        return found
+
+    def _probe(self, step: Step, lens: np.ndarray, room: np.ndarray) -> np.ndarray:
+        """Now and then verify one request's whole block, so that slots beyond the budget stay observed."""
+        chosen = self.probes.full_length_probe(step.number, len(lens), int(lens.sum()) + len(lens))
+        if chosen < 0 or lens[chosen] >= room[chosen]:
+            return lens
+        self.probes.charge(int(room[chosen] - lens[chosen]))
+        lens = lens.copy()
+        lens[chosen] = room[chosen]
+        return lens

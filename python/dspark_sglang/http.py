@@ -1,0 +1,82 @@
+"""``/dspark/state``, ``/dspark/policy`` and ``/dspark/records`` on SGLang's own HTTP server.
+
+They talk to the scheduler process through SGLang's internal-state requests, which carry numbers only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import JSONResponse
+
+from dspark_sglang.policy_codec import SEND_ROUNDS, encode
+from sgl_dspark.errors import ConfigError
+
+
+def add_routes(app: FastAPI) -> None:
+    """Add our routes to SGLang's application, once, before it serves."""
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+    from sglang.srt.utils.auth import AuthLevel, auth_level
+
+    # One reply of rounds at a time: the scheduler holds the request until its state is next read.
+    turn = asyncio.Lock()
+
+    async def state() -> JSONResponse:
+        """Model, calibration, step times, last decisions, totals and fallbacks of each worker."""
+        found = await _worker_states()
+        if not found:
+            return _refusal(404, "no DSpark worker serves here; start without --plain to see one")
+        return JSONResponse(found[0] if len(found) == 1 else {"replicas": found})
+
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)
+    async def policy(request: Request) -> JSONResponse:
+        """Switch how much is verified, while requests run."""
+        found = await _worker_states()
+        if not found:
+            return _refusal(404, "no DSpark worker serves here; start without --plain to choose a policy")
+        try:
+            body = await request.json()
+        except ValueError:
+            return _refusal(400, 'the body is not JSON; send {"policy": "adaptive"} for example')
+        try:
+            numbers = encode(body, found[0]["policy"], found[0]["model"]["gamma"])
+        except ConfigError as error:
+            return _refusal(400, str(error))
+        done = await _manager().set_internal_state(SetInternalStateReq(server_args=numbers))
+        if not all(done):
+            return _refusal(500, "the scheduler refused the policy; its log says why")
+        return JSONResponse({"policy": (await _worker_states())[0]["policy"]})
+
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)
+    async def records(after: int = Query(0, ge=0)) -> JSONResponse:
+        """Return verified rounds from number ``after`` on; see `dspark_sglang.rounds.RoundLog.reply`."""
+        async with turn:
+            await _manager().set_internal_state(SetInternalStateReq(server_args={SEND_ROUNDS: after}))
+            found = await _worker_states()
+        rounds = found[0].get("rounds") if found else None
+        if rounds is None:
+            return _refusal(404, "no DSpark worker serves here; start without --plain to record rounds")
+        return JSONResponse(rounds)
+
+    app.add_api_route("/dspark/state", state, methods=["GET"])
+    app.add_api_route("/dspark/policy", policy, methods=["POST"])
+    app.add_api_route("/dspark/records", records, methods=["GET"])
+
+
+def _manager() -> Any:
+    from sglang.srt.entrypoints import http_server
+
+    return http_server._global_state.tokenizer_manager
+
+
+async def _worker_states() -> list[dict[str, Any]]:
+    """State of the worker of each replica, empty where our worker does not serve."""
+    states = await _manager().get_internal_state()
+    found = [state.get("dspark_info_record") for state in states]
+    return [one for one in found if isinstance(one, dict) and "policy" in one]
+
+
+def _refusal(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": "invalid_request_error", "code": status}}, status)

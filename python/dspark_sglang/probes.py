@@ -1,0 +1,165 @@
+"""Times the worker's own steps at start-up, with requests that exist only for that (Sec. 3.2.2: profiled once).
+
+What is timed is what serves: the same draft, verification, acceptance and commit, on the real weights, before any
+request is there. The host's share (scheduling, streaming) is not in it; serving learns that.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from dspark_sglang import compat
+from dspark_sglang.sampling_bridge import RowSampling
+from sgl_dspark.sps.fit import Kind, Probe
+
+if TYPE_CHECKING:
+    from dspark_sglang.worker import DsparkWorker
+    from sgl_dspark.sampling.block import DraftBlock
+
+logger = logging.getLogger(__name__)
+
+TURNS = 6
+# No further turn begins that would end later than this.
+TOTAL_S = 10.0
+SHORT_CONTEXT, LONG_CONTEXT = 128, 768
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size to measure: ``requests`` of ``context`` tokens, of which ``tokens`` rows are verified."""
+
+    requests: int
+    tokens: int
+    context: int
+
+
+def ladder(max_requests: int, gamma: int, room: int) -> list[Point]:
+    """List the sizes to measure, smallest first.
+
+    Parameters
+    ----------
+    max_requests : int
+        Most requests that run at once.
+    gamma : int
+    room : int
+        KV slots that may be written.
+    """
+    counts = sorted({*(2**i for i in range(12) if 2**i < max_requests), max_requests})
+    points = []
+    for requests in counts:
+        widths = range(1, gamma + 2) if requests < 4 else sorted({1, 2, 3, gamma + 1})
+        points += [Point(requests, requests * width, SHORT_CONTEXT) for width in widths]
+        if requests in (1, 4, 16):
+            points += [Point(requests, requests * width, LONG_CONTEXT) for width in (1, gamma + 1)]
+    fits = [p for p in points if p.requests * (p.context + gamma + 1) < room]
+    return sorted(fits, key=lambda p: (p.tokens, p.requests, p.context))
+
+
+def measure_step_times(worker: DsparkWorker) -> list[Probe]:
+    """Time drafts, verifications and plain steps over a ladder of sizes.
+
+    The ladder is climbed several times, so that a disturbance of the machine meets each size once; and since
+    disturbances only ever add time, the slower half of the repeats is left out.
+
+    Returns
+    -------
+    list of Probe
+        The ``verify`` and ``plain`` times hold acceptance and commit.
+    """
+    started = time.perf_counter()
+    points = ladder(worker.max_requests, worker.gamma, worker.num_slots)
+    times: dict[tuple[Kind, Point], list[float]] = {}
+    logger.info("measuring step times: %d sizes, up to %d verify tokens", len(points), points[-1].tokens)
+    with _slot_table_restored(worker):
+        for turn in range(TURNS + 1):
+            for point in points:
+                took = _one_step(worker, point)
+                # The first turn warms caches up; it counts only where there is time for no other.
+                for kind, seconds in took.items():
+                    known = times.setdefault((kind, point), [])
+                    if turn == 1:
+                        known.clear()
+                    known.append(seconds)
+            spent = time.perf_counter() - started
+            logger.info("measuring step times: turn %d of at most %d, %.1f s", turn + 1, TURNS + 1, spent)
+            if spent * (turn + 2) / (turn + 1) > TOTAL_S:
+                break
+    return [
+        Probe(kind, point.requests, point.tokens, point.requests * point.context, seconds)
+        for (kind, point), repeats in times.items()
+        for seconds in sorted(repeats)[: (len(repeats) + 1) // 2]
+    ]
+
+
+class _slot_table_restored:  # noqa: N801
+    """Zeroes the rows of the slot table that the probes fill, as SGLang expects them of free rows."""
+
+    def __init__(self, worker: DsparkWorker) -> None:
+        self._table = worker.model_runner.req_to_token_pool.req_to_token
+
+    def __enter__(self) -> None:
+        self._before = self._table.clone()
+
+    def __exit__(self, *_: object) -> None:
+        self._table.copy_(self._before)
+
+
+def _one_step(worker: DsparkWorker, point: Point) -> dict[Kind, float]:
+    """Run the parts of one decode step and time each."""
+    device, count, gamma = worker.device, point.requests, worker.gamma
+    table = worker.model_runner.req_to_token_pool.req_to_token
+    width = min(point.context + gamma + 1, table.shape[1])
+    rows_of_table = torch.arange(1, count + 1, device=device)
+    slots = torch.arange(1, count * width + 1, device=device).view(count, width)
+    table[rows_of_table.unsqueeze(1), torch.arange(width, device=device)] = slots.to(table.dtype)
+    seq_lens = torch.full((count,), width - gamma - 1, dtype=torch.int64, device=device)
+    anchors = torch.arange(count, device=device) % worker.drafter.config.vocab_size
+    rows = RowSampling.greedy(count, device)
+    took: dict[Kind, float] = {}
+    clock = _Clock(device)
+    layout = worker.parts.layout(seq_lens, seq_lens.cpu(), rows_of_table)
+    block = None
+    if point.tokens > count:
+        block = worker.parts.draft(layout, anchors, seq_lens, rows_of_table, rows)
+        if point.tokens == count * (gamma + 1):
+            took["draft"] = clock.lap()
+    lens = torch.full((count,), point.tokens // count, dtype=torch.int64)
+    clock.lap()
+    _verify(worker, layout.window(lens), anchors, block, seq_lens, rows_of_table, rows)
+    took["verify" if block is not None else "plain"] = clock.lap()
+    return took
+
+
+def _verify(worker, window, anchors, block: DraftBlock | None, seq_lens, rows_of_table, rows) -> None:  # type: ignore[no-untyped-def]
+    verify_input = worker.parts.verify_input(anchors, block, window)
+    output = compat.forward_target_probe(
+        worker._target_worker, verify_input, seq_lens, rows_of_table, window.pack(window.slots)
+    )
+    features = compat.take_features(output)
+    outcome = worker.parts.accept(block, window, output.next_token_logits, rows)
+    worker.parts.commit(features, window, outcome.accept_lens)
+
+
+class _Clock:
+    """Laps of wall time; an accelerator is waited for at each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._at = self._now()
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            # Sync: start-up only; a lap must contain the work that it launched.
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the lap before."""
+        now = self._now()
+        took, self._at = now - self._at, now
+        return took

@@ -1,0 +1,260 @@
+"""How much each decode step verifies: what the worker asks before, tells during, and learns after a step.
+
+Host work only. What a decision reads is at least one finished step old (times, acceptance) or two (confidences); what
+ranks the drafts is this step's own confidence, which never saw the token it judges. See docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from dspark_sglang import compat, policy_codec
+from dspark_sglang.allocation import Allocator
+from dspark_sglang.ledger import Ledger
+from dspark_sglang.rank_sync import RankSync
+from dspark_sglang.relay import ConfidenceRelay
+from dspark_sglang.rounds import RoundLog
+from dspark_sglang.step import Step
+from sgl_dspark.planner.policy import Planner
+from sgl_dspark.planner.step import StepView
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from torch import Tensor
+
+    from dspark_sglang.knowledge import Knowledge
+    from dspark_sglang.sampling_bridge import RowSampling
+    from sgl_dspark.planner.config import PlannerConfig
+    from sgl_dspark.sampling.block import DraftBlock
+
+logger = logging.getLogger(__name__)
+
+
+class VerifyScheduler:
+    """Plans, allocates and learns; one per worker process.
+
+    Parameters
+    ----------
+    config : PlannerConfig
+    knowledge : Knowledge
+        Calibration and step times.
+    runner : ModelRunner
+        Of the target: gives context length, request pool and end tokens.
+    gamma : int
+        Drafts per block.
+    ragged : bool
+        Whether the attention backend verifies different lengths; else every step verifies whole blocks.
+    ranks : RankSync, optional
+    """
+
+    def __init__(
+        self,
+        config: PlannerConfig,
+        knowledge: Knowledge,
+        runner: ModelRunner,
+        *,
+        gamma: int,
+        ragged: bool,
+        ranks: RankSync | None = None,
+    ) -> None:
+        policy_codec.check_gamma(config, gamma)
+        self.gamma, self.knowledge, self.ragged = gamma, knowledge, ragged
+        self.planner = Planner(config, gamma, compat.num_request_rows(runner))
+        self.allocator = Allocator(gamma, knowledge.calibration)
+        self.ledger = Ledger(gamma)
+        self.rounds = RoundLog(gamma)
+        self._runner = runner
+        self._context_length = runner.model_config.context_len
+        self._end_tokens = np.array(sorted(compat.end_tokens(runner)), np.int64)
+        self._ranks = ranks or RankSync()
+        self._relay = ConfidenceRelay()
+        self._unlearned: deque[Step] = deque()
+        self._last: Step | None = None
+        # Confidences are calibrated before they are handed to the planner.
+        self._ones = np.ones((2, gamma), np.float32)
+        self._send_rounds_after: int | None = None
+
+    # Before the step.
+
+    def begin(self, batch: ScheduleBatch, rows: RowSampling) -> Step:
+        """Decide whether to draft, and how many drafts to verify in all."""
+        now = time.perf_counter()
+        self._close(now)
+        self._receive()
+        slots, generations = compat.request_identities(batch, self._runner)
+        lengths = batch.seq_lens_cpu
+        count, context_tokens = len(slots), int(lengths.sum())
+        costs = self.knowledge.costs(count, self.gamma, context_tokens) if self.ragged else None
+        sampled = _sampled(rows, count)
+        calibration = self.knowledge.calibration
+        view = StepView(
+            slots=slots.numpy(),
+            generations=generations.numpy(),
+            costs=costs,
+            inverse_temperatures=self._ones,
+            room=(self._context_length - 1 - lengths).clamp(0, self.gamma).numpy(),
+            calibration_ok=calibration.usable,
+            empirical=calibration.empirical[int(sampled.sum() * 2 > count)],
+        )
+        decision = self._ranks.decision(self.planner.decide(view), count)
+        drafted = None
+        if decision.draft and decision.drafted is not None:
+            drafted = torch.from_numpy(np.flatnonzero(decision.drafted))
+        assert view.room is not None
+        return Step(
+            number=decision.step,
+            requests=list(batch.reqs),
+            slots=view.slots,
+            generations=view.generations,
+            sampled=sampled,
+            room=view.room,
+            context_tokens=context_tokens,
+            decision=decision,
+            costs=costs,
+            started_s=now,
+            drafted=drafted,
+        )
+
+    def _receive(self) -> None:
+        """Hand the planner what has arrived of earlier steps; it reads them two steps after they were drafted."""
+        for sent in self._relay.receive():
+            if len(sent.slots):
+                logits = self.knowledge.calibrated(sent.logits_cpu.numpy(), sent.sampled)
+                self.planner.publish(sent.slots, sent.generations, logits, sent.step)
+        if self._relay.waiting() > 1:
+            # Only the step that was launched last may still be on its way.
+            self.ledger.fallbacks["confidence_late"] += 1
+
+    def interrupt(self, prefill_tokens: int) -> None:
+        """Note a prefill: the time until the next decode step is not the last one's alone."""
+        self._last = None
+        self.ledger.prefill(prefill_tokens)
+
+    def _close(self, now: float) -> None:
+        """Take the time from the last decode step's start to now as what it cost."""
+        last, self._last = self._last, None
+        if last is None or last.lens is None:
+            return
+        seconds, budget = now - last.started_s, int(last.lens.sum())
+        predicted = self.knowledge.observe_time(
+            len(last.lens), budget, last.drafted_count, last.context_tokens, seconds
+        )
+        self.ledger.timed(last, predicted, seconds)
+
+    # During the step.
+
+    def verify_lens(self, step: Step, block: DraftBlock | None) -> Tensor:
+        """Choose how many tokens of each request are verified, anchor included: int64 [R] on the host."""
+        if block is None:
+            step.lens = np.zeros(len(step.slots), np.int64)
+        elif self.ragged:
+            self.allocator.allocate(step, block, self.planner.config)
+        else:
+            step.lens = np.full(len(step.slots), self.gamma, np.int64)
+        self._last = step
+        assert step.lens is not None
+        return self._ranks.agree(torch.from_numpy(step.lens + 1))
+
+    def end(self, step: Step, block: DraftBlock | None, out_tokens: Tensor) -> None:
+        """Send what the host will learn from: confidences to the planner, tokens to the calibration."""
+        slots, generations, sampled = step.slots, step.generations, step.sampled
+        if block is None:
+            slots, generations, sampled = slots[:0], generations[:0], sampled[:0]
+            logits = torch.empty((0, self.gamma))
+        elif step.drafted is None:
+            logits = block.confidence_logits
+        else:
+            rows = step.drafted.numpy()
+            logits, slots = block.confidence_logits[step.drafted.to(block.tokens.device)], slots[rows]
+            generations, sampled = generations[rows], sampled[rows]
+        step.sent = self._relay.send(step.number, slots, generations, sampled, logits, out_tokens)
+        self._unlearned.append(step)
+        self.ledger.decided(step)
+
+    # After the step.
+
+    def learn(self, num_correct_drafts: list[int]) -> None:
+        """Learn from the verdict on the oldest step that was not learned from yet."""
+        step = self._unlearned.popleft() if self._unlearned else None
+        if step is None or len(step.requests) != len(num_correct_drafts):
+            # Never pair a verdict with another step: drop everything that waits.
+            self._unlearned.clear()
+            self.ledger.fallbacks["verdict_without_step"] += 1
+            return
+        assert step.lens is not None
+        assert step.sent is not None
+        alive = np.array([not compat.is_over(request) for request in step.requests], bool)
+        accepted = np.array(num_correct_drafts, np.int64)
+        self.ledger.verdict(step, accepted, alive)
+        if step.drafts:
+            self._learn_rounds(step, accepted, alive)
+
+    def _learn_rounds(self, step: Step, accepted: np.ndarray, alive: np.ndarray) -> None:
+        """Record the drafted rounds of requests that were still running."""
+        assert step.lens is not None
+        assert step.sent is not None
+        if step.drafted is None:
+            rows = kept = np.flatnonzero(alive)
+        else:
+            drafted = step.drafted.numpy()
+            kept = np.flatnonzero(alive[drafted])
+            rows = drafted[kept]
+        if not len(rows):
+            return
+        ends = np.isin(step.sent.tokens_cpu.numpy()[rows], self._end_tokens)
+        # Nothing behind an accepted end of the answer was meant to be right.
+        first_end = np.where(ends.any(axis=1), ends.argmax(axis=1), self.gamma) + 1
+        verified, accepted = np.minimum(step.lens[rows], first_end), np.minimum(accepted[rows], first_end)
+        logits, sampled = step.sent.logits_cpu.numpy()[kept], step.sampled[rows]
+        self.rounds.append(logits, verified, accepted, sampled)
+        self.knowledge.observe_rounds(logits, verified, accepted, sampled)
+
+    # From outside.
+
+    def configure(self, numbers: dict[str, int | float]) -> None:
+        """Switch the policy, or arrange that the next state carries rounds; see `policy_codec` and `http`."""
+        numbers = dict(numbers)
+        after = numbers.pop(policy_codec.SEND_ROUNDS, None)
+        if after is not None:
+            self._send_rounds_after = int(after)
+        if numbers:
+            config = policy_codec.decode(numbers, self.planner.config)
+            policy_codec.check_gamma(config, self.gamma)
+            self.planner.configure(config)
+            logger.info("verify policy: %s", policy_codec.shown(config))
+
+    def state(self) -> dict[str, Any]:
+        """Return what ``GET /dspark/state`` shows, as JSON values."""
+        probes, fallbacks = self.allocator.probes, {**self.planner.fallbacks, **self.ledger.fallbacks}
+        shown = {
+            "policy": policy_codec.shown(self.planner.config),
+            "model": {"gamma": self.gamma, "ragged": self.ragged, **self.knowledge.identity},
+            **self.knowledge.state(),
+            **self.ledger.state(),
+            "planner": dict(self.planner.totals),
+            "fallbacks": dict(sorted(fallbacks.items())),
+            "probes": {"full_length": probes.probes, "extra_tokens": probes.extra_tokens, "share": probes.share},
+        }
+        after, self._send_rounds_after = self._send_rounds_after, None
+        if after is not None:
+            shown["rounds"] = self.rounds.reply(after)
+        return shown
+
+    def clear_totals(self) -> None:
+        """Start the totals over."""
+        self.ledger = Ledger(self.gamma)
+
+
+def _sampled(rows: RowSampling, count: int) -> np.ndarray:
+    """Tell which requests are sampled, bool [R]."""
+    if rows.greediness != "some":
+        return np.full(count, rows.greediness == "none")
+    # Sync: a batch of both kinds reads back which is which (free on a CPU).
+    return ~rows.greedy_rows.cpu().numpy()

@@ -1,0 +1,63 @@
+"""One decode step on its way from decision to verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from dspark_sglang.relay import Sent
+    from sgl_dspark.planner.step import Decision, StepCosts
+
+
+@dataclass
+class Step:
+    """One decode step on its way: what was decided, and what is needed to learn from it.
+
+    Attributes
+    ----------
+    requests : list
+        SGLang's requests, in batch order.
+    slots, generations : int64 [R]
+        Rows of the request pool and their occupants' numbers.
+    sampled : bool [R]
+        False for greedy requests.
+    room : int64 [R]
+        Drafts that still fit before the context ends, 0..gamma.
+    drafted : int64 tensor [n] or None
+        Requests that draft; None for all.
+    lens : int64 [R]
+        Drafts verified, known once ranked.
+    expected : float32 [R] or None
+        Tokens that each request is expected to emit, by this step's own confidences.
+    """
+
+    number: int
+    requests: list[Any]
+    slots: np.ndarray
+    generations: np.ndarray
+    sampled: np.ndarray
+    room: np.ndarray
+    context_tokens: int
+    decision: Decision
+    costs: StepCosts | None
+    started_s: float
+    drafted: Tensor | None = None
+    lens: np.ndarray | None = None
+    expected: np.ndarray | None = None
+    sent: Sent | None = None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether any request drafts."""
+        return self.decision.draft
+
+    @property
+    def drafted_count(self) -> int:
+        """How many requests draft."""
+        if not self.drafts:
+            return 0
+        return len(self.slots) if self.drafted is None else len(self.drafted)
