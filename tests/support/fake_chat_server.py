@@ -55,7 +55,7 @@ class FakeChatServer:
         self.on_request, self.flush_status = on_request, flush_status
         self.policies = policies
         self.policy: dict[str, Any] = {}
-        self.totals = {"rounds": 0, "verify_tokens": 0, "accepted": 0}
+        self.totals = {"rounds": 0, "verify_tokens": 0, "steps": 0, "plain_steps": 0}
         self.bodies: list[dict[str, Any]] = []
         self.calls: list[str] = []
         self.in_flight = self.peak = 0
@@ -114,6 +114,7 @@ class FakeChatServer:
         self.calls.append("chat")
         self.bodies.append(body)
         self.totals["rounds"] += 2
+        self.totals["steps"] += 2
         self.totals["verify_tokens"] += 2 * (1 + self.policy.get("verify_drafts", 2))
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)

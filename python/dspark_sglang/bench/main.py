@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dspark_sglang.bench import BenchError, arms, machine, policy_report, report
+from dspark_sglang.bench import BenchError, arms, machine, plot, policy_report, report
 from dspark_sglang.bench.client import RequestSettings
 from dspark_sglang.bench.prompts import load_prompts, order_prompts, prompts_hash
 from dspark_sglang.bench.server import PLAIN, Arm, ServerArm, UrlArm
@@ -91,11 +91,14 @@ def check_options(args: Namespace) -> None:
         raise BenchError("--url measures servers that run already; leave out --target, --draft and the flags after --")
     check_policies(args)
     check_folders(args)
+    if args.plot is not None:
+        plot.check_plot(args.plot)
 
 
 def check_folders(args: Namespace) -> None:
     """Raise `BenchError` for an option that names a folder that is not there."""
-    for option, folder in (("--json", args.json.parent if args.json else None), ("--logs", args.logs)):
+    files = (("--json", args.json), ("--plot", args.plot))
+    for option, folder in (*((o, f.parent if f else None) for o, f in files), ("--logs", args.logs)):
         if folder is not None and not folder.is_dir():
             raise BenchError(f"there is no folder {folder} for {option}; make it first")
 
@@ -200,6 +203,8 @@ def _report(runs: Sequence[Run], names: Sequence[str], header: dict[str, Any], a
     if not runs:
         _log("nothing was measured")
         return
+    if args.plot is not None:
+        plot.draw(summary, names, args.plot)
     layout = report.markdown(table) if args.markdown else report.aligned(table)
     sys.stdout.write("\n".join(["", layout, "", *notes, ""]))
     sys.stdout.flush()

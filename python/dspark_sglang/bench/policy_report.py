@@ -21,6 +21,7 @@ DEFINITIONS = {
         "tokens verified per request and step, anchor included: difference of verify_tokens / rounds in the server's "
         "/dspark/state; a step without drafting counts 1 per request"
     ),
+    "plain_step_share": "steps without drafting / decode steps, from the same counts, all rounds together",
     "relative_spread": "(highest - lowest) / median of tok_s over rounds",
     "adaptive": "tok_s of adaptive / tok_s of the arm with the highest median among the others, in the same round",
 }
@@ -42,8 +43,9 @@ def summarise_policies(runs: Sequence[Run], arms: Sequence[str]) -> list[dict[st
     Returns
     -------
     list of dict
-        As `report.summarise`; each arm also has ``mean_verify_len`` and ``relative_spread``, and where the adaptive
-        policy was measured the level has ``adaptive``: ``best_other`` (a name) and ``ratio`` (`Spread` over rounds).
+        As `report.summarise`; each arm also has ``mean_verify_len``, ``plain_step_share`` and ``relative_spread``.
+        Where the adaptive policy was measured the level has ``adaptive``: ``best_other`` (a name) and ``ratio``
+        (`Spread` over rounds).
     """
     levels = summarise(runs, arms)
     for level in levels:
@@ -52,6 +54,7 @@ def summarise_policies(runs: Sequence[Run], arms: Sequence[str]) -> list[dict[st
             lengths = [mean_verify_len(run.counts) for run in sorted(here, key=lambda r: r.round) if run.arm == name]
             found = level["arms"][name]
             found["mean_verify_len"] = spread([length for length in lengths if length is not None])
+            found["plain_step_share"] = _plain_share([run.counts or {} for run in here if run.arm == name])
             found["relative_spread"] = _relative(found["tok_s"])
         others = [name for name in arms if name != ADAPTIVE and level["arms"][name]["tok_s"]]
         if ADAPTIVE in arms and level["arms"][ADAPTIVE]["tok_s"] and others:
@@ -59,6 +62,15 @@ def summarise_policies(runs: Sequence[Run], arms: Sequence[str]) -> list[dict[st
             ratios = paired_ratios(_throughput(here, best), _throughput(here, ADAPTIVE))
             level["adaptive"] = {"best_other": best, "ratio": spread(ratios)}
     return levels
+
+
+def _plain_share(counts: Sequence[dict[str, float]]) -> float | None:
+    steps = sum(found.get("steps", 0) for found in counts)
+    return sum(found.get("plain_steps", 0) for found in counts) / steps if steps else None
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
 
 
 def _relative(value: Spread | None) -> float | None:
@@ -72,14 +84,15 @@ def _throughput(runs: Sequence[Run], arm: str) -> dict[int, float]:
 def policy_rows(levels: Sequence[dict[str, Any]], arms: Sequence[str], *, same_text: bool) -> list[list[str]]:
     """Lay the summary out, heading first: a row per arm, and one for the adaptive policy against the best other."""
     tail = ["same text"] if same_text else []
-    table = [["concurrency", "arm", *COLUMNS.values(), "spread", f"x {arms[0]}", *tail]]
+    table = [["concurrency", "arm", *COLUMNS.values(), "plain steps", "spread", f"x {arms[0]}", *tail]]
     for level in levels:
         first = str(level["concurrency"])
         for name in arms:
             found = level["arms"][name]
-            relative, ratios = found["relative_spread"], level["ratios"].get(name, {})
+            ratios = level["ratios"].get(name, {})
             cells = [cell(found[metric], metric) for metric in COLUMNS]
-            cells += ["" if relative is None else f"{relative:.0%}", cell(ratios.get("tok_s"), "ratio")]
+            cells += [_percent(found["plain_step_share"]), _percent(found["relative_spread"])]
+            cells.append(cell(ratios.get("tok_s"), "ratio"))
             table.append([first, name, *cells, *([equal_cell(level["same_text"].get(name))] if same_text else [])])
             first = ""
         if "adaptive" in level:

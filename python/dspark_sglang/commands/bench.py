@@ -102,6 +102,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
     output = parser.add_argument_group("what is reported")
     output.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    output.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw throughput and verify length against concurrency (.png, .svg)"
+    )
     output.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
 

@@ -94,7 +94,9 @@ def test_policies_share_a_server_and_are_switched_warmed_up_and_counted(
     servers: tuple[FakeChatServer, FakeChatServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain, dspark = servers
-    result = _bench(tmp_path / "r.json", "--policies", "adaptive,static:1,static:5", "--rounds", "2")
+    plot = ("--plot", str(tmp_path / "sweep.svg"))
+    result = _bench(tmp_path / "r.json", "--policies", "adaptive,static:1,static:5", "--rounds", "2", *plot)
+    assert (tmp_path / "sweep.svg").read_text().count("</svg>") == 1
     assert "policy" not in " ".join(plain.calls)
     # At concurrency 1: one answer to settle, two that are measured.
     assert dspark.calls[:7] == ["policy adaptive", "chat", "state", "flush", "chat", "chat", "state"]
@@ -105,7 +107,10 @@ def test_policies_share_a_server_and_are_switched_warmed_up_and_counted(
         *[(3, 1, "plain", level) for level in (1, 2)],
     ]
     adaptive = result["runs"][2]
-    assert adaptive["counts"] == {"rounds": 4, "verify_tokens": 12, "accepted": 0, "fallbacks.stale": 0}
+    assert adaptive["counts"] == {
+        **{"rounds": 4, "verify_tokens": 12, "steps": 4, "plain_steps": 0},
+        "fallbacks.stale": 0,
+    }
     assert "counts" not in result["runs"][0]
     level = result["summary"][1]
     lengths = {name: level["arms"][name]["mean_verify_len"] for name in result["arms"]}
@@ -144,6 +149,8 @@ def test_the_plain_server_can_be_left_out(servers: tuple[FakeChatServer, FakeCha
     ("options", "message"),
     [
         (["--no-plain"], "give --policies as well"),
+        (["--plot", "sweep.bmp"], "--plot writes .png"),
+        (["--plot", "/nowhere/sweep.png"], "there is no folder /nowhere for --plot"),
         (["--policies", "adaptive", "--url", "a=http://x", "--url", "b=http://y"], "give one --url besides plain=URL"),
         (["--policies", "adaptive", "--url", "plain=http://x"], "give one --url besides plain=URL"),
     ],
@@ -169,6 +176,7 @@ def test_counts_begin_at_zero_and_may_be_absent() -> None:
 
 def _policy_run(round_: int, arm: str, seconds: float, verify_tokens: int) -> Run:
     run, counts = plain_run(round_, arm, seconds), {"rounds": 10, "verify_tokens": verify_tokens}
+    counts |= {"steps": 8, "plain_steps": 2 if arm == "adaptive" else 0}
     return Run(run.round, run.turn, arm, run.concurrency, 0.0, run.results, counts)
 
 
@@ -185,10 +193,11 @@ def test_adaptive_is_compared_with_the_best_other_of_the_same_round() -> None:
     assert level["arms"]["adaptive"]["relative_spread"] == pytest.approx(1.1 / 4.95)
     table = policy_rows([level], names, same_text=True)
     assert table[0] == [
-        *("concurrency", "arm", "tok/s", "tok/s/user", "verify length", "accept length", "spread", "x plain"),
+        *("concurrency", "arm", "tok/s", "tok/s/user", "verify length", "accept length"),
+        *("plain steps", "spread", "x plain"),
         "same text",
     ]
-    assert table[2][1:3] + table[2][4:7] == ["adaptive", "5.0 (4.4-5.5)", "4.00 (3.50-4.50)", "", "22%"]
-    assert table[2][7:] == ["2.70x (2.40-3.00)", "2/2"]
+    assert table[2][1:3] + table[2][4:8] == ["adaptive", "5.0 (4.4-5.5)", "4.00 (3.50-4.50)", "", "25%", "22%"]
+    assert table[2][8:] == ["2.70x (2.40-3.00)", "2/2"]
     assert table[4][1:3] == ["adaptive / best other (static:3)", "1.50x (1.00-2.00)"]
     assert len({len(row) for row in table}) == 1
