@@ -21,7 +21,10 @@ DSPARK = "dspark"
 _TARGET_FLAGS = ("--model-path", "--model")
 _DRAFT_FLAGS = ("--speculative-draft-model-path", "--speculative-draft-model")
 # Given to the DSpark server only; the plain one refuses or ignores them.
-_DSPARK_ONLY = ("--speculative-", "--shortlist")
+_DSPARK_ONLY = (
+    *("--speculative-", "--shortlist", "--policy", "--verify-drafts", "--confidence-threshold", "--max-verify-budget"),
+    *("--min-gain", "--calibration", "--step-time-profile", "--no-online"),
+)
 _OURS = {"--port": "it takes a free port", "--host": "it listens on 127.0.0.1", "--plain": "it starts both servers"}
 DSPARK_COMMAND = (sys.executable, "-m", "sgl_dspark.cli")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from dspark_sglang.bench import BenchError, arms
 from dspark_sglang.bench.arms import Pair, find_pair, server_arms, without_flags
 from dspark_sglang.bench.machine import Cores, plan_cores
 from dspark_sglang.bench.server import ServerArm
+from dspark_sglang.commands import serve
 from sgl_dspark.errors import DsparkError
 
 FOUR = frozenset(range(4))
@@ -42,6 +43,15 @@ def test_flags_of_speculation_go_to_one_server() -> None:
     commands = _commands(*flags)
     assert commands["plain"] == ["serve", "--plain", "--model-path", "t", "--dtype", "bfloat16"]
     assert commands["dspark"][5:] == ["--speculative-num-steps=3", "--shortlist", "64", "--dtype", "bfloat16"]
+
+
+def test_no_option_of_serve_that_speculation_needs_reaches_the_plain_server() -> None:
+    parser = ArgumentParser()
+    serve.add_arguments(parser)
+    options = [a.option_strings[0] for a in parser._actions if a.option_strings[0] not in ("-h", "--plain")]
+    assert {"--shortlist", "--policy", "--no-online"} <= set(options)
+    flags = [text for option in options for text in (option, "1")]
+    assert _commands(*flags)["plain"] == ["serve", "--plain", "--model-path", "t"]
 
 
 def test_flags_are_left_out_with_all_their_values() -> None:
