@@ -59,7 +59,7 @@ class Correction:
     def _drafting_s(self, requests: int, drafted: int, context_tokens: int) -> float:
         """Return what a drafted step adds, besides its K tokens."""
         model = self._model
-        seconds = self._scale * (model.accept_s + model.accept_request_s * requests) + self._drafted_s
+        seconds = self._scale * model.beside_tokens_s(requests) + self._drafted_s
         seconds += self._draft_share * model.draft_s(requests, drafted, context_tokens) + self._drafted_row_s * drafted
         return seconds + self._terms.request_share(self._theta, requests) * model.token_curve.at(requests)
 
@@ -81,12 +81,14 @@ class Correction:
 
     def plain_time(self, requests: int, context_tokens: int, prefill_tokens: int) -> float:
         """Return the seconds of a step without drafting, above 0; see :meth:`StepTimeModel.plain_time`."""
-        token_s = self._plain_token_s(requests)
+        token_s = self._plain_s(requests)
         return max(token_s + self._common_s(requests, context_tokens, prefill_tokens), _SHARE_LEAST * token_s)
 
-    def _plain_token_s(self, requests: int) -> float:
+    def _plain_s(self, requests: int) -> float:
+        """Return what a plain step costs besides host, context and prefill."""
         share = float(self._theta[t.SCALE]) + self._terms.token_share(self._theta, requests)
-        return min(max(share, _SHARE_LEAST), _SHARE_MOST) * self._model.plain_curve.at(requests)
+        seconds = min(max(share, _SHARE_LEAST), _SHARE_MOST) * self._model.plain_curve.at(requests)
+        return seconds + self._scale * self._model.plain_request_s * requests
 
     def predict(self, requests: int, budget: int, drafted: int, context_tokens: int, prefill_tokens: int) -> float:
         """Return the seconds of one step; ``drafted`` 0 for a plain one."""
@@ -124,9 +126,9 @@ class Correction:
         octaves = 2 ** np.arange(most.bit_length())
         rows = np.union1d(model.draft.sizes, octaves)
         requests = np.union1d(model.plain_curve.sizes, octaves)
-        bare_accept = self._scale * (model.accept_s + model.accept_request_s * rows)
+        bare_accept = self._scale * (model.accept_s + (model.accept_request_s + model.verify_request_s) * rows)
         drafting = np.array([self._drafting_s(row, row, 0) for row in rows.tolist()]) - bare_accept
-        plain = np.array([self._plain_token_s(size) for size in requests.tolist()])
+        plain = np.array([self._plain_s(size) for size in requests.tolist()])
         # Terms of a model are not negative: what the host seems to give back is taken from the token costs.
         refund_s, refund_request_s = min(self._host_s, 0.0), min(self._host_request_s, 0.0)
         plain = np.maximum(plain + refund_s + refund_request_s * requests, _SHARE_LEAST * plain)
@@ -135,6 +137,7 @@ class Correction:
             verify=self._curve.replaced(verify),
             draft=Curve(rows, np.maximum.accumulate(np.maximum(drafting + refund_request_s * rows, 0.0))),
             plain=Curve(requests, np.maximum.accumulate(plain), stairs=model.plain_curve.stairs),
+            verify_request_s=self._scale * model.verify_request_s,
             accept_s=self._scale * model.accept_s,
             accept_request_s=self._scale * model.accept_request_s,
             context_token_s=self._context_share * model.context_token_s,

@@ -114,25 +114,28 @@ def _points(probes: Sequence[Probe], kind: Kind) -> list[_Point]:
     ]
 
 
-def _context_costs(points: Sequence[_Point]) -> NDArray[np.float64]:
-    """Return float64 [2]: seconds per context token, and per context token and query token of its request.
+def _shape_costs(points: Sequence[_Point]) -> list[float]:
+    """Return seconds per context token, per context token and query token of its request, and per request.
 
-    Only points of the same size are compared, so that the shape of the cost against size cannot pass for context.
+    Only points of the same size are compared, so that the shape of the cost against size cannot pass for these; each
+    size counts alike, by relative errors.
     """
     groups: dict[int, list[_Point]] = defaultdict(list)
     for point in points:
         groups[point.size].append(point)
     columns, target = [], []
     for group in groups.values():
-        rows = np.array([[p.context, p.context * p.size / p.requests] for p in group], dtype=np.float64)
+        rows = np.array([[p.context, p.context * p.size / p.requests, p.requests] for p in group], dtype=np.float64)
         seconds = np.array([p.seconds for p in group])
-        columns.append(rows - rows.mean(axis=0))
-        target.append(seconds - seconds.mean())
+        columns.append((rows - rows.mean(axis=0)) / seconds.mean())
+        target.append((seconds - seconds.mean()) / seconds.mean())
     table = np.concatenate(columns)
-    if not table.any():
-        return np.zeros(2)
-    scale = np.maximum(np.abs(table).max(axis=0), 1.0)
-    return np.asarray(non_negative_fit(table / scale, np.concatenate(target)) / scale)
+    scale = np.abs(table).max(axis=0)
+    known = scale > 0
+    found = np.zeros(3)
+    if known.any():
+        found[known] = non_negative_fit(table[:, known] / scale[known], np.concatenate(target)) / scale[known]
+    return found.tolist()
 
 
 def _plausible(seconds: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -144,12 +147,12 @@ def _plausible(seconds: NDArray[np.float64]) -> NDArray[np.bool_]:
     return keep
 
 
-def _curve(points: Sequence[_Point], context_s: Sequence[float]) -> Curve:
-    """Return the isotonic curve through points from which their context cost is taken."""
+def _curve(points: Sequence[_Point], shape_s: Sequence[float]) -> Curve:
+    """Return the isotonic curve through points from which their costs per context token and request are taken."""
     bare: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for p in points:
-        context = p.context * (context_s[0] + context_s[1] * p.size / p.requests)
-        bare[p.size].append((max(p.seconds - context, 0.05 * p.seconds), p.repeats))
+        shape = p.context * (shape_s[0] + shape_s[1] * p.size / p.requests) + p.requests * shape_s[2]
+        bare[p.size].append((max(p.seconds - shape, 0.05 * p.seconds), p.repeats))
     sizes = np.array(sorted(bare), dtype=np.int64)
     seconds = np.array([np.median([s for s, _ in bare[int(size)]]) for size in sizes])
     weights = np.array([sum(repeats for _, repeats in bare[int(size)]) for size in sizes], dtype=np.float64)
@@ -180,7 +183,8 @@ def fit(probes: Iterable[Probe], tiers: ArrayLike | None = None) -> StepTimeMode
     ----------
     probes : iterable of Probe
         At least one ``verify`` probe; other kinds are optional and cost nothing if absent, except a prefilled token,
-        which then costs what a verify token costs beyond the last probe. Context costs need two contexts at one size.
+        which then costs what a verify token costs beyond the last probe. Context costs need two contexts at one size,
+        and the cost per request two numbers of requests.
     tiers : int [T], optional
         Verify-token sizes at which graphs exist, increasing.
 
@@ -198,21 +202,22 @@ def fit(probes: Iterable[Probe], tiers: ArrayLike | None = None) -> StepTimeMode
     verify_points = _points(found, "verify")
     if not verify_points:
         raise ProfileError("no verification was probed; probe the target at several numbers of tokens")
-    context = _context_costs(verify_points).tolist()
-    verify = _curve(verify_points, context)
+    read_s, computed_s, request_s = _shape_costs(verify_points)
+    verify = _curve(verify_points, (read_s, computed_s, request_s))
     draft_points, plain_points = _points(found, "draft"), _points(found, "plain")
     # A drafted row reads its own context once, whatever the number of rows.
-    draft_context = float(_context_costs(draft_points).sum()) if draft_points else 0.0
+    draft_context = sum(_shape_costs(draft_points)[:2]) if draft_points else 0.0
     accept = _accept_costs(_points(found, "accept")).tolist()
     return StepTimeModel(
         verify=verify if tiers is None else verify.staircase(tiers),
-        draft=_curve(draft_points, [draft_context, 0.0]) if draft_points else Curve([1], [0.0]),
-        plain=_curve(plain_points, context) if plain_points else None,
+        draft=_curve(draft_points, (draft_context, 0.0, 0.0)) if draft_points else Curve([1], [0.0]),
+        plain=_curve(plain_points, (read_s, computed_s, 0.0)) if plain_points else None,
+        verify_request_s=request_s,
         accept_s=accept[0],
         accept_request_s=accept[1],
         accept_token_s=accept[2],
-        context_token_s=context[0],
-        context_query_s=context[1],
+        context_token_s=read_s,
+        context_query_s=computed_s,
         draft_context_s=draft_context,
         prefill_token_s=_prefill_cost(_points(found, "prefill"), verify),
     )

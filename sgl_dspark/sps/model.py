@@ -68,7 +68,9 @@ class StepTimeModel:
     draft : Curve
         One draft pass against drafted rows, at no context.
     plain : Curve or None
-        A step without drafting against requests, at no context; None: the verification of R tokens.
+        A step without drafting against requests, at no context; None: the verification of R tokens by R requests.
+    verify_request_s : float
+        Per request of a verification, whatever its tokens: what attention pays to begin a row.
     accept_s, accept_request_s, accept_token_s : float
         Acceptance and commit of a drafted step: constant, per request and per verify token.
     context_token_s : float
@@ -87,6 +89,7 @@ class StepTimeModel:
     verify: Curve
     draft: Curve = field(default_factory=lambda: Curve([1], [0.0]))
     plain: Curve | None = None
+    verify_request_s: float = 0.0
     accept_s: float = 0.0
     accept_request_s: float = 0.0
     accept_token_s: float = 0.0
@@ -114,9 +117,18 @@ class StepTimeModel:
         """Verify-token sizes at which graphs exist, int64 increasing; None without graphs."""
         return self.verify.sizes if self.verify.stairs else None
 
+    @property
+    def plain_request_s(self) -> float:
+        """What a request adds to a plain step beyond :attr:`plain_curve`; nothing where plain steps were probed."""
+        return self.verify_request_s if self.plain is None else 0.0
+
     def context_s(self, requests: int, tokens: int, context_tokens: int) -> float:
         """Return the seconds that ``context_tokens`` (sum over the batch) add to a step of ``tokens`` tokens."""
         return context_tokens * (self.context_token_s + self.context_query_s * tokens / requests)
+
+    def beside_tokens_s(self, requests: int) -> float:
+        """Return what verifying and accepting the drafts of R requests costs besides its tokens."""
+        return self.accept_s + (self.accept_request_s + self.verify_request_s) * requests
 
     def draft_s(self, requests: int, drafted: int, context_tokens: int) -> float:
         """Return the seconds of the draft pass over ``drafted`` of R rows; 0 if none is drafted."""
@@ -147,14 +159,15 @@ class StepTimeModel:
         float64 [R*gamma + 1]
             Element k: seconds of a whole step that verifies R + k tokens, drafting included; non-decreasing.
         """
-        constant = self.host_s + self.host_request_s * requests + self.accept_s + self.accept_request_s * requests
+        constant = self.host_s + self.host_request_s * requests + self.beside_tokens_s(requests)
         constant += self.context_s(requests, requests, context_tokens) + self.prefill_token_s * prefill_tokens
         constant += self.draft_s(requests, requests if drafted is None else drafted, context_tokens)
         return assemble(self.token_curve, requests, gamma, constant, self.context_query_s * context_tokens / requests)
 
     def plain_time(self, requests: int, context_tokens: int, prefill_tokens: int = 0) -> float:
         """Return the seconds of a step that decodes R tokens without drafting; arguments as :meth:`step_times`."""
-        seconds = self.plain_curve.at(requests) + self.context_s(requests, requests, context_tokens)
+        seconds = self.plain_curve.at(requests) + self.plain_request_s * requests
+        seconds += self.context_s(requests, requests, context_tokens)
         seconds += self.host_s + self.host_request_s * requests
         return seconds + self.prefill_token_s * prefill_tokens
 

@@ -16,6 +16,7 @@ from sgl_dspark.sps.model import StepTimeModel
 SCHEMA = 1
 _CURVES = ("verify", "draft", "plain")
 _SCALARS = (
+    "verify_request_s",
     "accept_s",
     "accept_request_s",
     "accept_token_s",

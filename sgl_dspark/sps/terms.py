@@ -117,9 +117,11 @@ class Terms:
         context_s = model.context_s(requests, tokens, context_tokens)
         prefill_s = model.prefill_token_s * prefill_tokens
         whole = token_s + context_s + prefill_s + model.host_s + model.host_request_s * requests
-        if drafted:
+        if not drafted:
+            whole += model.plain_request_s * requests
+        else:
             draft_s = model.draft_s(requests, drafted, context_tokens)
-            whole += draft_s + model.accept_s + model.accept_request_s * requests
+            whole += draft_s + model.beside_tokens_s(requests)
             x[DRAFTED] = self.typical_s
             x[DRAFTED_ROW] = self.typical_s * drafted
             x[DRAFT] = draft_s

@@ -38,6 +38,7 @@ def models(draw: st.DrawFn) -> StepTimeModel:
         verify=draw(curves()),
         draft=draw(curves(0.0)),
         plain=draw(st.none() | curves()),
+        verify_request_s=draw(costs),
         accept_s=draw(costs),
         accept_request_s=draw(costs),
         accept_token_s=draw(costs),

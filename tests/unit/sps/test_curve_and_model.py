@@ -67,6 +67,7 @@ def model_of_lines() -> StepTimeModel:
     return StepTimeModel(
         verify=Curve([1, 101], [10.0, 110.0]),
         draft=Curve([1, 11], [2.0, 7.0]),
+        verify_request_s=0.125,
         accept_s=0.5,
         accept_request_s=0.25,
         accept_token_s=0.125,
@@ -81,7 +82,7 @@ def model_of_lines() -> StepTimeModel:
 
 def test_a_step_is_the_sum_of_its_terms() -> None:
     # R = 4, K = 6, B = 10, 200 context tokens, 5 prefilled.
-    verify, draft, accept = 19.0, 3.5 + 0.002 * 200, 0.5 + 0.25 * 4 + 0.125 * 10
+    verify, draft, accept = 19.0, 3.5 + 0.002 * 200, 0.5 + 0.25 * 4 + 0.125 * 4 + 0.125 * 10
     context, host = 200 * (0.01 + 0.001 * 10 / 4), 1.0 + 0.05 * 4
     times = model_of_lines().step_times(4, 3, 200, prefill_tokens=5)
     assert times.shape == (13,)
@@ -89,7 +90,7 @@ def test_a_step_is_the_sum_of_its_terms() -> None:
 
 
 def test_a_plain_step_pays_neither_draft_nor_acceptance() -> None:
-    assert model_of_lines().plain_time(4, 200, 5) == pytest.approx(13.0 + 200 * 0.011 + 1.2 + 1.5)
+    assert model_of_lines().plain_time(4, 200, 5) == pytest.approx(13.0 + 0.125 * 4 + 200 * 0.011 + 1.2 + 1.5)
 
 
 def test_rows_that_are_not_drafted_are_not_paid_for() -> None:

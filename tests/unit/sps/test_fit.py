@@ -57,6 +57,22 @@ def test_context_costs_are_told_apart_and_taken_from_the_curve() -> None:
     assert model.verify.seconds == pytest.approx([4e-3, 16e-3, 64e-3])
 
 
+def test_a_row_costs_what_more_requests_of_the_same_tokens_take_longer() -> None:
+    probes = [
+        verify(tokens, 1e-3 * tokens + 2e-4 * requests + 1e-6 * context, requests=requests, context=context)
+        for tokens in (8, 32)
+        for requests in (1, 4)
+        for context in (128 * requests, 768 * requests)
+    ]
+    model = fit(probes)
+    assert model.verify_request_s == pytest.approx(2e-4)
+    assert model.step_times(4, 7, 512)[28] == pytest.approx(32e-3 + 8e-4 + 512e-6)
+    # Without probes of its own a plain step is the verification of one token for each request.
+    assert model.plain_time(4, 0) == pytest.approx(8e-3 + 8e-4)
+    plain = fit([*probes, Probe("plain", 4, 4, 0, 5e-3)])
+    assert plain.plain_time(4, 0) == pytest.approx(5e-3)
+
+
 def test_without_two_contexts_at_one_size_context_has_no_price() -> None:
     model = fit([verify(1, 1.0, context=100), verify(2, 2.0, context=200)])
     assert model.context_token_s == model.context_query_s == 0.0
