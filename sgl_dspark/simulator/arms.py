@@ -5,7 +5,7 @@ Letters: R running requests, G = gamma slots.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from sgl_dspark.planner.prefix import early_stop
 from sgl_dspark.planner.survival import survival_of
 from sgl_dspark.simulator.acceptance import F32, Drafts
 from sgl_dspark.simulator.arrivals import Ints
-from sgl_dspark.simulator.engine import Batch, Plan
+from sgl_dspark.simulator.engine import Batch, Controller, Plan
 from sgl_dspark.sps.model import StepTimes
 
 NO_SPEC = "no-spec"
@@ -31,14 +31,26 @@ class Arm:
     name : str
         Shown in results.
     config : PlannerConfig or None
-        None never drafts.
+        None never drafts, unless there is a variant.
     belief : StepTimes or None
         The step-time model that the planner gets; None: the machine's own.
+    variant : callable or None
+        Makes the policy from gamma and a step-time model, instead of the planner; see ``variants.py``.
     """
 
     name: str
-    config: PlannerConfig | None
+    config: PlannerConfig | None = None
     belief: StepTimes | None = None
+    variant: Callable[[int, StepTimes], Controller] | None = None
+
+    def controller(self, gamma: int, num_slots: int, machine: StepTimes) -> Controller | None:
+        """Return a fresh policy for one run, None for no-spec."""
+        belief = machine if self.belief is None else self.belief
+        if self.variant is not None:
+            return self.variant(gamma, belief)
+        if self.config is None:
+            return None
+        return PlannerController(self.config, gamma, num_slots, belief)
 
 
 class PlannerController:
@@ -106,7 +118,8 @@ class PlannerController:
             drafts_each = self.gamma if config.verify_drafts is None else min(config.verify_drafts, self.gamma)
             return np.full(len(drafts.logits), drafts_each, dtype=np.int64)
         if config.policy == "threshold":
-            return threshold_lens(1.0 / (1.0 + np.exp(-drafts.logits)), config.threshold)
+            confidence = 1.0 / (1.0 + np.exp(-drafts.logits))
+            return threshold_lens(confidence.astype(np.float32), config.threshold)
         survival = survival_of(drafts.logits, self._inverse_temperatures[0])
         if config.policy == "early-stop" or decision.budget is None:
             return early_stop(survival, costs.step_times)[1]

@@ -5,7 +5,7 @@ The planner of a simulated run may believe something else: another model, or :cl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +102,14 @@ def h200_like() -> Machine:
     return Machine("h200", model, 0.8e-3 + weights_s / 2, token_s)
 
 
+def doubling_like() -> Machine:
+    """Return the machine of :func:`h200_like` with graphs at powers of two only: the coarsest common ladder."""
+    fine = h200_like()
+    tiers = 2 ** np.arange(13)
+    assert isinstance(fine.steps, StepTimeModel)
+    return Machine("doubling", replace(fine.steps, verify=fine.steps.verify.staircase(tiers)), fine.prefill_s, 0.0)
+
+
 def figure8_like() -> Machine:
     """Return the affine curve that the paper's Fig. 8 implies for the Flash model's one-draft baseline.
 
@@ -117,11 +125,11 @@ def cpu_like() -> Machine:
     """Return the curve of one CPU core that serves SmolLM2-135M, read off its results in ``docs/results``.
 
     Plain steps of 28, 33 and 55 ms at 1, 4 and 16 tokens; 80 tokens take 2.2 times what 16 do. The draft's 4 ms and
-    0.4 ms a row, and the context's 0.2 us per query and token, are assumed.
+    0.4 ms a row, and the context's 0.7 us per query and token, are assumed.
     """
     verify = Curve([1, 4, 16, 80], [28e-3, 33e-3, 55e-3, 121e-3])
     draft = Curve([1, 64], [4.4e-3, 4e-3 + 64 * 0.4e-3])
-    return Machine("cpu", StepTimeModel(verify, draft, context_query_s=0.2e-6), 10e-3, 1.2e-3)
+    return Machine("cpu", StepTimeModel(verify, draft, context_query_s=0.7e-6), 10e-3, 1.2e-3)
 
 
-MACHINES = {"h200": h200_like, "figure8": figure8_like, "cpu": cpu_like}
+MACHINES = {"h200": h200_like, "doubling": doubling_like, "figure8": figure8_like, "cpu": cpu_like}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sgl_dspark.simulator.acceptance import Acceptance, Synthetic, SyntheticConfig
-from sgl_dspark.simulator.arms import Arm, PlannerController
+from sgl_dspark.simulator.arms import Arm
 from sgl_dspark.simulator.arrivals import Ints, Workload
 from sgl_dspark.simulator.engine import Engine, EngineConfig
 from sgl_dspark.simulator.log import Log
@@ -51,10 +51,7 @@ class Scenario:
 
 def run_arm(scenario: Scenario, arm: Arm, workload: Workload, acceptance: Acceptance) -> Log:
     """Serve one workload under one policy."""
-    controller = None
-    if arm.config is not None:
-        belief = scenario.machine.steps if arm.belief is None else arm.belief
-        controller = PlannerController(arm.config, acceptance.gamma, scenario.engine.max_running, belief)
+    controller = arm.controller(acceptance.gamma, scenario.engine.max_running, scenario.machine.steps)
     return Engine(scenario.engine, workload, acceptance, scenario.machine, controller).run()
 
 
