@@ -17,38 +17,49 @@ _KEEP = 0.6
 _MIN_INFORMATION = 4.0
 
 
+def slot_sums(
+    survival: Floats, verified: NDArray[np.int64], accepted: NDArray[np.int64], weights: Floats | None = None
+) -> Floats:
+    """Sum rounds by slot and bin of predicted survival, over observed slots.
+
+    Parameters
+    ----------
+    survival : float64 [N, G]
+    verified, accepted : int64 [N]
+    weights : float64 [N], optional
+        All 1 by default.
+
+    Returns
+    -------
+    float64 [4, G, 20]
+        Weight; weighted predictions; weighted outcomes; variance of the latter if predictions are right.
+    """
+    gamma = survival.shape[1]
+    row, slot = np.nonzero(np.arange(gamma) < verified[:, None])
+    p, hit = survival[row, slot], accepted[row] > slot
+    w = np.ones(len(p)) if weights is None else weights[row]
+    weighted = w * p
+    cell = slot * BINS + bin_index(p)
+    terms = (w, weighted, w * hit, w * weighted * (1 - p))
+    sums: Floats = np.stack([np.bincount(cell, term, gamma * BINS) for term in terms])
+    return sums.reshape(4, gamma, BINS)
+
+
 class LiveEce:
     """Histogram per slot of predictions and outcomes, from which ECE and bias are read at any time."""
 
     def __init__(self, gamma: int) -> None:
-        self._gamma = gamma
-        # Per slot and bin, weighted: count, predictions, outcomes, and the variance of the outcomes' sum.
         self._sums = np.zeros((4, gamma, BINS))
 
     def reset(self) -> None:
         """Forget everything."""
         self._sums[:] = 0.0
 
-    def add(
-        self,
-        survival: Floats,
-        verified: NDArray[np.int64],
-        accepted: NDArray[np.int64],
-        weights: Floats | None,
-        keep: float,
-    ) -> None:
-        """Add rounds, [N, G], [N], [N], weighted by [N]; what was there before is multiplied by ``keep`` in [0, 1]."""
+    def add(self, sums: Floats, keep: float) -> None:
+        """Add `slot_sums` of rounds; what was there before is multiplied by ``keep`` in [0, 1]."""
         self._sums[:3] *= keep
         self._sums[3] *= keep * keep
-        slots = np.arange(self._gamma)
-        row, slot = np.nonzero(slots < verified[:, None])
-        p = survival[row, slot]
-        y = (accepted[row] > slot).astype(np.float64)
-        w = np.ones(len(p)) if weights is None else weights[row]
-        cell = slot * BINS + bin_index(p)
-        size = self._gamma * BINS
-        for i, values in enumerate((w, w * p, w * y, w * w * p * (1 - p))):
-            self._sums[i] += np.bincount(cell, values, size).reshape(self._gamma, BINS)
+        self._sums += sums
 
     def weight(self) -> Floats:
         """Return the weight of the observations of each slot, float64 [G]."""
@@ -100,9 +111,9 @@ class DriftTest:
         self._live.reset()
 
     def add(
-        self, z: Floats, confidence: Floats, survival: Floats, verified: NDArray[np.int64], accepted: NDArray[np.int64]
+        self, z: Floats, confidence: Floats, verified: NDArray[np.int64], accepted: NDArray[np.int64], sums: Floats
     ) -> None:
-        """Add a block of rounds with what was predicted for them: [N, G] three times, then [N] twice."""
+        """Add a block of rounds: logits and predictions, [N, G], outcomes, [N], and their `slot_sums`."""
         slots = np.arange(self._gamma)
         reached = (slots < verified[:, None]) & (slots <= accepted[:, None])
         residual = np.where(reached, (slots < accepted[:, None]) - confidence, 0.0)
@@ -112,7 +123,7 @@ class DriftTest:
         self._info *= _KEEP * _KEEP
         self._score += (residual.sum(axis=0), (residual * z).sum(axis=0))
         self._info += (info.sum(axis=0), (info * z).sum(axis=0), (info * z * z).sum(axis=0))
-        self._live.add(survival, verified, accepted, None, _KEEP)
+        self._live.add(sums, _KEEP)
 
     def statistic(self) -> tuple[float, int]:
         """Return chi-square and its degrees of freedom over the slots with enough information."""
@@ -122,12 +133,14 @@ class DriftTest:
         values = (i2 * s0 * s0 - 2 * i1 * s0 * s1 + i0 * s1 * s1) / determinant
         return float(values.sum()), 2 * int(used.sum())
 
-    def drifted(self, bound: float) -> bool:
+    def changed(self, bound: float) -> bool:
         """Whether outcomes differ beyond chance (about 1 in 10,000 blocks) and recent mean ECE exceeds ``bound``."""
         value, freedom = self.statistic()
-        if not freedom or value <= _critical(freedom):
-            return False
-        return self._live.mean_excess() > bound
+        return freedom > 0 and value > _critical(freedom) and self.mean_excess() > bound
+
+    def mean_excess(self) -> float:
+        """Return the mean ECE of the last few blocks, less what chance adds; NaN without observations."""
+        return self._live.mean_excess()
 
 
 def _critical(freedom: int) -> float:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sgl_dspark.calibration.affine import fit_slot
-from sgl_dspark.calibration.drift import DriftTest, LiveEce
+from sgl_dspark.calibration.affine import Line, fit_slot
+from sgl_dspark.calibration.drift import DriftTest, LiveEce, slot_sums
 from sgl_dspark.calibration.maps import CalibrationMap, Floats, sigmoid
 from sgl_dspark.errors import ConfigError
 
@@ -27,6 +27,8 @@ class OnlineConfig:
         Rounds that are kept; bounds the cost of a refit.
     half_life : float
         Rounds after which an outcome counts half.
+    most_per_step : int
+        Rounds of one decode step that are taken, evenly chosen; bounds the cost of a step.
     block : int
         Rounds between looks at ECE and drift.
     min_evidence : int
@@ -39,6 +41,7 @@ class OnlineConfig:
 
     window: int = 2048
     half_life: float = 1024.0
+    most_per_step: int = 128
     block: int = 64
     min_evidence: int = 64
     drift_ece: float = 0.06
@@ -48,16 +51,20 @@ class OnlineConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.block <= self.window or not 0 <= self.drift_restart <= self.window:
             raise ConfigError("calibration: block must be 1..window and drift_restart 0..window")
+        if not 1 <= self.most_per_step <= self.window:
+            raise ConfigError("calibration: most_per_step must be 1..window")
         if self.half_life <= 0 or self.min_evidence < 1:
             raise ConfigError("calibration: half_life must be positive and min_evidence at least 1")
         if not 0 <= self.settled_ece <= self.drift_ece <= 1:
             raise ConfigError("calibration: settled_ece must be at most drift_ece, both in [0, 1]")
 
 
-# Least and largest distance of refits, in rounds; between them a quarter of what is kept.
-_REFIT_LIMITS = (64, 1024)
-_REFIT_STEPS = 3
-_STORED_TRUST = 15.0
+_FIT_ITERATIONS = 3
+# Decode steps between refits of a full window, which bounds their cost at large batches.
+_REFIT_STEPS_APART = 8
+_WEAK_TRUST, _SHARED_TRUST, _STORED_TRUST = 1.0, 8.0, 15.0
+# Rounds from which ECE itself tells a drift; with fewer, chance reaches the bound, and the test of change has to agree.
+_JUDGED = 512
 # Before any outcome: a modest guess that counts as much as so many rounds.
 _GUESS, _GUESS_ROUNDS = 0.6, 16.0
 
@@ -71,8 +78,8 @@ class KindState:
         The map in force.
     empirical : float64 [G]
         Running mean of survival: outcomes where verified, the map's prediction where not.
-    rounds, refits, drifts : int
-        Since the start.
+    rounds, refits, restarts, drifts : int
+        Since the start; restarts forget the rounds before a change of traffic, drifts are those that were large.
     """
 
     def __init__(self, gamma: int, start: CalibrationMap | None, config: OnlineConfig) -> None:
@@ -81,10 +88,10 @@ class KindState:
         self.gamma, self.config = gamma, config
         self._start = start or CalibrationMap.identity(gamma)
         # A stored fit rests on more rounds than the window holds; it is trusted until traffic is seen to differ.
-        self._trust = 1.0 if start is None else _STORED_TRUST
+        self._trust = _WEAK_TRUST if self._start.is_identity else _STORED_TRUST
         self.inverse, self.biases = self._start.inverse_temperatures.copy(), self._start.biases.copy()
         self.empirical = _GUESS ** np.arange(1.0, gamma + 1)
-        self.rounds = self.refits = self.drifts = 0
+        self.rounds = self.refits = self.restarts = self.drifts = 0
         self.kept = 0
         self.drifting = False
         self._empirical_weight = _GUESS_ROUNDS
@@ -94,7 +101,7 @@ class KindState:
         self._accepted = np.zeros(2 * config.window, dtype=np.int64)
         self._end = 0
         self._waiting = 0
-        self._since_refit = 0
+        self._since_refit = self._steps = 0
         self._patience = 0
         self._test = DriftTest(gamma)
         self._live = LiveEce(gamma)
@@ -103,14 +110,16 @@ class KindState:
 
     def add(self, logits: NDArray[np.float32], verified: NDArray[Any], accepted: NDArray[Any]) -> bool:
         """Keep rounds, [R, G], [R], [R]; returns whether the map or the statistics were updated."""
-        window = self.config.window
-        if len(logits) > window:
-            logits, verified, accepted = logits[-window:], verified[-window:], accepted[-window:]
-        count = len(logits)
+        window, count, most = self.config.window, len(logits), self.config.most_per_step
+        self._steps += 1
+        if count > most:
+            # Another choice at every step, so that no request is always left out.
+            rows = (np.arange(most) * count // most + self._steps) % count
+            logits, verified, accepted, count = logits[rows], verified[rows], accepted[rows], most
         if self._end + count > 2 * window:
             self._make_room()
-        rows = slice(self._end, self._end + count)
-        self._logits[rows], self._verified[rows], self._accepted[rows] = logits, verified, accepted
+        place = slice(self._end, self._end + count)
+        self._logits[place], self._verified[place], self._accepted[place] = logits, verified, accepted
         self._end += count
         self.rounds += count
         self.kept = min(self.kept + count, window)
@@ -118,7 +127,9 @@ class KindState:
         if self._waiting < self.config.block:
             return False
         self.absorb()
-        if self._since_refit >= min(max(_REFIT_LIMITS[0], self.kept // 4), _REFIT_LIMITS[1]):
+        # The less there is to go by, the more a few rounds change; a full window changes slowly.
+        due = self._since_refit >= max(self.config.block, self.kept // 4 if self.kept < window else window * 3 // 4)
+        if due and (self.kept < window or self._steps >= _REFIT_STEPS_APART):
             self.refit()
         return True
 
@@ -133,15 +144,16 @@ class KindState:
         confidence = sigmoid(z * self.inverse + self.biases)
         survival: Floats = np.cumprod(confidence, axis=1, dtype=np.float64)
         self._learn_mean(confidence, verified, accepted)
-        self._live.add(survival, verified, accepted, None, 0.5 ** (count / self.config.half_life))
-        self._test.add(z, confidence, survival, verified, accepted)
-        if self.kept >= self._patience and self._test.drifted(self.config.drift_ece):
+        sums = slot_sums(survival, verified, accepted)
+        self._live.add(sums, 0.5 ** (count / self.config.half_life))
+        self._test.add(z, confidence, verified, accepted, sums)
+        if self.kept >= self._patience and self._test.changed(self.config.settled_ece):
             self._restart()
         self._judge()
 
     def refit(self) -> None:
         """Fit the map to the rounds that are kept, slot by slot, on prefix survival; recompute live ECE with it."""
-        self._since_refit = 0
+        self._since_refit = self._steps = 0
         if not self.kept:
             return
         rows = slice(self._end - self.kept, self._end)
@@ -149,22 +161,35 @@ class KindState:
         weights = self._weights[-self.kept :]
         survival = np.empty_like(z)
         prefix = np.ones(self.kept)
+        moved: list[Line] = []
         for slot in range(self.gamma):
             seen = verified > slot
             if np.count_nonzero(seen) >= self.config.min_evidence:
                 label = (accepted[seen] > slot).astype(np.float64)
                 now = (float(self.inverse[slot]), float(self.biases[slot]))
-                prior = (float(self._start.inverse_temperatures[slot]), float(self._start.biases[slot]))
-                fitted = fit_slot(
-                    z[seen, slot], prefix[seen], label, weights[seen], now, prior, self._trust, _REFIT_STEPS
-                )
-                self.inverse[slot], self.biases[slot] = fitted
+                start = (float(self._start.inverse_temperatures[slot]), float(self._start.biases[slot]))
+                prior, trust = self._prior(start, moved)
+                rows_seen = (z[seen, slot], prefix[seen], label, weights[seen])
+                slope, bias = fit_slot(*rows_seen, now, prior, trust, _FIT_ITERATIONS)
+                self.inverse[slot], self.biases[slot] = slope, bias
+                moved.append((slope - start[0], bias - start[1]))
             prefix = prefix * sigmoid(z[:, slot] * self.inverse[slot] + self.biases[slot])
             survival[:, slot] = prefix
         self.refits += 1
         self._live.reset()
-        self._live.add(survival, verified, accepted, weights, 1.0)
+        self._live.add(slot_sums(survival, verified, accepted, weights), 1.0)
         self._judge()
+
+    def _prior(self, start: Line, moved: list[Line]) -> tuple[Line, float]:
+        """Centre and strength of a slot's prior: the start, and after a drift what the slots before it have moved by.
+
+        Another domain shifts all slots alike, and the first ones have the most evidence; a few hundred rounds are
+        enough this way, where each slot on its own would need a thousand.
+        """
+        if self._trust > _WEAK_TRUST or not moved:
+            return start, self._trust
+        slope, bias = np.mean(moved, axis=0)
+        return (max(start[0] + float(slope), 0.1), start[1] + float(bias)), _SHARED_TRUST
 
     @property
     def state(self) -> str:
@@ -185,6 +210,7 @@ class KindState:
             "rounds": self.rounds,
             "kept": self.kept,
             "refits": self.refits,
+            "restarts": self.restarts,
             "drifts": self.drifts,
             "temperatures": [round(1 / float(v), 4) for v in self.inverse],
             "biases": [round(float(v), 4) for v in self.biases],
@@ -207,23 +233,32 @@ class KindState:
         self._empirical_weight = weight
 
     def _restart(self) -> None:
-        """Forget the rounds before the drift and follow the new ones closely."""
-        self.drifting = True
-        self.drifts += 1
+        """Forget the rounds before the change and follow the new ones closely; a large change is a drift."""
+        self.restarts += 1
+        if self._test.mean_excess() > self.config.drift_ece:
+            self._enter_drift()
         self.kept = min(self.kept, self.config.drift_restart)
         self._empirical_weight = min(self._empirical_weight, float(self.config.drift_restart))
-        self._trust = 1.0
+        self._trust = _WEAK_TRUST
         self._test.reset()
         # Without patience, slots that are seldom verified would never gather the evidence to follow.
         self._patience = min(4 * max(self.kept, self.config.block), self.config.window)
         self._since_refit = self.config.window
 
     def _judge(self) -> None:
-        value, enough = self.mean_ece, self.kept >= self.config.min_evidence
-        if enough and value > self.config.drift_ece:
-            self.drifting = True
-        elif enough and value < self.config.settled_ece:
+        value = self.mean_ece
+        if self.kept >= _JUDGED and value > self.config.drift_ece:
+            self._enter_drift()
+        # As many rounds after the restart as were kept by it have to confirm the new map.
+        elif (
+            self.kept >= max(self.config.min_evidence, 2 * self.config.drift_restart)
+            and value < self.config.settled_ece
+        ):
             self.drifting = False
+
+    def _enter_drift(self) -> None:
+        self.drifts += not self.drifting
+        self.drifting = True
 
     def _make_room(self) -> None:
         for array in (self._logits, self._verified, self._accepted):

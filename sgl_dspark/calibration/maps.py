@@ -56,6 +56,11 @@ class CalibrationMap:
         return cls(inverse, np.zeros_like(values) if biases is None else np.asarray(biases, dtype=np.float64))
 
     @property
+    def is_identity(self) -> bool:
+        """Whether it leaves every confidence as it is."""
+        return bool((self.inverse_temperatures == 1).all() and (self.biases == 0).all())
+
+    @property
     def gamma(self) -> int:
         """Number of slots."""
         return len(self.biases)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,8 @@ _FIELDS = ("logits", "verified", "accepted", "sampled")
 _WIRE_TYPES = {"logits": "<f4", "verified": "i1", "accepted": "i1", "sampled": "u1"}
 # Neighbouring rounds share a request or a batch; whole chunks go to one side of a split.
 _CHUNK = 128
+# What numpy raises for files that are damaged, or no archives, or of other arrays.
+_UNREADABLE = (OSError, KeyError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class RecordSet:
         try:
             with np.load(path, allow_pickle=False) as stored:
                 return cls.of(*(stored[name] for name in _FIELDS))
-        except (OSError, KeyError, ValueError, EOFError) as error:
+        except _UNREADABLE as error:
             raise DataError(f"{path} does not hold calibration records ({error}); collect them again.") from error
 
 
