@@ -49,8 +49,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> PlainAnswers:
 @pytest.fixture(scope="session")
 def dspark(plain: PlainAnswers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Serve the pair; at the end nothing may run, leak, have failed in the log, or survive SIGTERM."""
-    flags = [*pair.SERVER_FLAGS, "--speculative-draft-model-path", str(pair.DRAFT)]
-    server = ServerProcess(flags, tmp_path_factory.mktemp("dspark") / "log", **pair.SERVER_ENVIRONMENT)
+    folder = tmp_path_factory.mktemp("dspark")
+    profile = ["--step-time-profile", str(folder / "step-times.json")]
+    flags = [*pair.SERVER_FLAGS, "--speculative-draft-model-path", str(pair.DRAFT), *profile]
+    server = ServerProcess(flags, folder / "log", **pair.SERVER_ENVIRONMENT)
     server.start()
     try:
         yield server
