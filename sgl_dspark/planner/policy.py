@@ -197,7 +197,7 @@ class Planner:
             descending = _sorted(_fitted(np.tile(row, (requests, 1)), view.room))
             return Estimate(descending, descending, None, lagged.known, "calibration_drift")
         if self._profile.known and not fresh:
-            descending = self._profile.resized(requests * self.gamma)
+            descending = self._remembered(requests, lagged.members_changed / requests)
             return Estimate(descending, descending, None, lagged.known, "")
         self._seen_step = lagged.settled_step
         self.fallbacks.update(lagged.counts)
@@ -207,11 +207,20 @@ class Planner:
         unknown = ~lagged.known
         survival[unknown] = self.slot_mean.value
         latest = _sorted(_fitted(survival, view.room))
-        reason = self._unknown_reason(lagged, int(np.count_nonzero(unknown)) / requests)
-        if not lagged.known.any():
-            return Estimate(latest, latest, survival, lagged.known, reason)
-        average = self._profile.update(latest, requests, step)
-        return Estimate(latest if reason == "burst" else average, latest, survival, lagged.known, reason)
+        share = int(np.count_nonzero(unknown)) / requests
+        average = latest
+        if self.slot_mean.evidence_rows:
+            average = self._profile.update(latest, requests, step, share)
+        burst = share > self.config.burst_share
+        reason = self._unknown_reason(lagged, share)
+        return Estimate(latest if burst else average, latest, survival, lagged.known, reason)
+
+    def _remembered(self, requests: int, strangers: float) -> Floats32:
+        """Give the profile, with the mean in place of what it owes to requests that have left."""
+        profile = self._profile.resized(requests * self.gamma)
+        if not strangers:
+            return profile
+        return profile + np.float32(strangers) * (np.repeat(self.slot_mean.value, requests) - profile)
 
     def _unknown_reason(self, lagged: Lagged, share: float) -> str:
         """Name why rows are estimated by the mean, if that is worth a name."""

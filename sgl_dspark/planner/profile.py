@@ -37,7 +37,7 @@ class SurvivalProfile:
         """Whether anything was learned yet."""
         return self._descending is not None
 
-    def update(self, descending: Floats32, requests: int, step: int) -> Floats32:
+    def update(self, descending: Floats32, requests: int, step: int, strangers: float = 0.0) -> Floats32:
         """Learn from one readable step and give the average.
 
         Parameters
@@ -49,9 +49,12 @@ class SurvivalProfile:
         step : int
             The current step. Evidence loses weight for every step that passes, drafted or not; what follows a gap still
             weighs no more than half unless it stands on many requests.
+        strangers : float, optional
+            Share of requests that have no history: as much of the average was about others and is dropped.
         """
         newest = requests / (requests + self.smoothing_rows)
-        weight = max(newest, min(1 - (1 - newest) ** (step - self._step), MOST_AFTER_A_GAP))
+        aged = min(1 - (1 - newest) ** (step - self._step), MOST_AFTER_A_GAP)
+        weight = max(newest, aged, strangers)
         self._step = step
         if self._descending is None or weight >= PLAIN_ENOUGH:
             self._descending = descending

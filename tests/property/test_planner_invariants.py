@@ -148,6 +148,19 @@ def test_under_affine_step_time_stopping_early_loses_nothing(survival: Floats32,
     assert np.isclose(capacity.rate, choose_budget(survival, times).rate, rtol=1e-9)
 
 
+@given(survival=survivals(5, 5), seed=st.integers(0, 10**6))
+def test_where_throughput_has_one_peak_the_lagged_search_finds_the_same_budget(survival: Floats32, seed: int) -> None:
+    # Stationary confidences: what was published two steps ago is what is ranked now.
+    times = times_for(survival, seed)
+    ranked = np.sort(survival[survival > 0].astype(np.float64))[::-1]
+    rates = np.cumsum([len(survival), *ranked]) / times[: len(ranked) + 1]
+    peak = int(np.argmax(rates))
+    one_peak = bool((np.diff(rates[: peak + 1]) > 0).all() and (np.diff(rates[peak:]) <= 0).all())
+    agree = early_stop(survival, times)[0].budget == choose_budget(survival, times).budget
+    assert agree or not one_peak
+    assert agree == (np.diff(rates[: peak + 1]) > 0).all()
+
+
 def test_an_equal_rate_stops_algorithm_1_and_a_staircase_defeats_it() -> None:
     survival = np.full((1, 3), 1.0, dtype=np.float32)
     capacity, lens = early_stop(survival, np.array([1.0, 2.0, 2.0, 2.0]))
