@@ -91,7 +91,7 @@ def by_prompts(server: Server, prompts: Sequence[Prompt], held_out: float, askin
             settings = RequestSettings(asking.max_tokens, temperature, timeout_s=asking.timeout_s)
             for part, into, what in zip(parts, (fit, judged), ("fitting", "holding out"), strict=True):
                 # Verdicts reach the log one step late, so the last ones of a part may be counted with the next.
-                asyncio.run(measure_level(server.url, part, asking.concurrency, settings, flush=False))
+                asyncio.run(measure_level(server.url, part, asking.concurrency, settings, flush=False, warm_up=False))
                 found = server.rounds(position)
                 position, lost = found.next_round, lost + found.lost
                 into.append(found.records)

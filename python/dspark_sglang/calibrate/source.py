@@ -61,14 +61,14 @@ class Server:
         position = after
         while True:
             records, following = from_wire(self.ask(f"/dspark/records?after={position}"))
+            if following < position:
+                # It has not come so far yet, so it is not the server that was asked before.
+                raise DataError(f"{self.url} has been restarted while rounds were collected; start again")
             parts.append(records)
-            if len(records) == 0 or following <= position:
-                break
             position = following
+            if not len(records):
+                break
         joined = RecordSet.concat(parts)
-        # A number that the server has not reached yet means that it has been started anew.
-        if position < after:
-            raise DataError(f"{self.url} has been restarted while rounds were collected; start again")
         return Rounds(joined, position, position - after - len(joined))
 
     @contextlib.contextmanager
