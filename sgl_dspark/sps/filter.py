@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 Verdict = Literal["accepted", "rejected"]
 
 _GATE = 3.0
+_REJECTED_WEIGHT = 0.1
 # Sizes of one step's random walk: of the common scale (a share of it), and of each coefficient (a share of its prior).
 _SCALE_WALK = 0.005
 _OWN_WALK = 0.003
@@ -25,8 +26,9 @@ class RobustFilter:
     slows down scales every term, so a surprise that the data cannot attribute, as when only drafted steps are seen,
     moves all terms in proportion, also those of the mode that is not seen; each coefficient walks on its own, too, but
     slower. **The variance of a coefficient never exceeds its prior's**, so that directions without data (no prefill for
-    an hour) do not blow up. **Innovations beyond 3 standard deviations count as 9 / z of one**, and do not narrow the
-    variance, so that an outlier is all but ignored while an error that stays is followed in the end.
+    an hour) do not blow up. **Innovations of z > 3 standard deviations count as 0.9 / z of one**, and do not narrow
+    the variance: an outlier is all but ignored, an error that stays is followed in the end, and a level shift is left
+    to :meth:`shift`, which knows better than one step which terms it touches.
 
     Parameters
     ----------
@@ -45,7 +47,7 @@ class RobustFilter:
         """Return the expected seconds of a step with regressors ``x`` (float64 [P])."""
         return float(x @ self.theta)
 
-    def update(self, x: NDArray[np.float64], seconds: float, noise_s: float) -> Verdict:
+    def update(self, x: NDArray[np.float64], seconds: float, noise_s: float, trusted: bool = False) -> Verdict:
         """Learn from one step.
 
         Parameters
@@ -56,6 +58,8 @@ class RobustFilter:
             What it took.
         noise_s : float
             Standard deviation of steps with the same regressors, above 0.
+        trusted : bool
+            Never reject it.
         """
         theta, covariance = self.theta, self._covariance
         covariance += np.multiply.outer(theta * _SCALE_WALK**2, theta)
@@ -66,8 +70,8 @@ class RobustFilter:
         error = seconds - float(x @ theta)
         surprise = abs(error) / variance**0.5
         gain = reach / variance
-        if surprise > _GATE:
-            theta += gain * (error * (_GATE / surprise) ** 2)
+        if surprise > _GATE and not trusted:
+            theta += gain * (error * _REJECTED_WEIGHT * (_GATE / surprise) ** 2)
             return "rejected"
         theta += gain * error
         covariance -= np.multiply.outer(gain, reach)

@@ -35,7 +35,7 @@ class _Mode:
     def __init__(self) -> None:
         self.verdicts: deque[tuple[float, int]] = deque(maxlen=_SHIFT_WINDOW)
         self.ratios: deque[float] = deque(maxlen=_BIAS_WINDOW)
-        self.last_accepted = -(10**9)
+        self.last_accepted = (0, 0.0)
 
     def shifted(self) -> tuple[float, int]:
         """Return the median log ratio of the rejected steps and when they began, if they show a level shift; else 0, 0.
@@ -151,27 +151,42 @@ class OnlineStepTime:
             ratios = np.array(self._log_ratios)
             spread = 1.4826 * float(np.median(np.abs(ratios - np.median(ratios))))
             self._noise = min(max(spread, _NOISE_LEAST), _NOISE_MOST)
-        self._judge(bool(step[2]), ratio, verdict == "rejected")
+        level, alone = self._judge(bool(step[2]), ratio, verdict == "rejected")
+        if level and alone:
+            # What the rejected steps have in common is no outlier.
+            self._filter.update(x, expected * float(np.exp(level)), self._noise * expected, trusted=True)
 
-    def _judge(self, drafted: bool, ratio: float, rejected: bool) -> None:
-        """Tell outliers from a level shift: most of the last steps of a mode rejected on the same side."""
+    def _judge(self, drafted: bool, ratio: float, rejected: bool) -> tuple[float, bool]:
+        """Tell outliers from a level shift, and follow it.
+
+        Returns
+        -------
+        level : float
+            Log ratio by which the rejected steps are off, 0 if there is no shift.
+        alone : bool
+            Whether the shift is this mode's own.
+        """
         mode, other = self._modes[drafted], self._modes[not drafted]
         mode.verdicts.append((ratio if rejected else 0.0, self.observations))
         mode.ratios.append(ratio)
         if rejected:
             self.rejected += 1
-            ratio, since = mode.shifted()
-            if ratio:
+            level, since = mode.shifted()
+            if level:
                 # If the other mode still runs as predicted, the cause is not common: unlearn, but do not scale it, too.
-                alone = other.last_accepted > since
-                self._shift(1.0 if alone else float(np.exp(ratio)), common=not alone)
-            return
-        mode.last_accepted = self.observations
+                # Being accepted is not enough: a mode seldom seen is little known, and its gate is wide.
+                at, off = other.last_accepted
+                alone = at > since and abs(off) < 0.5 * abs(level)
+                self._shift(1.0 if alone else float(np.exp(level)), common=not alone)
+                return level, alone
+            return 0.0, False
+        mode.last_accepted = (self.observations, ratio)
         # Where noise is high, a shift hides inside the gate; it shows as a bias of many steps.
         if len(mode.ratios) == _BIAS_WINDOW and self.observations % _BIAS_EVERY == 0:
             bias = abs(float(np.median(mode.ratios)))
             if bias > max(_BIAS_LEAST, _BIAS_NOISE * self._noise):
                 self._shift(1.0, common=True)
+        return 0.0, False
 
     def _shift(self, scale: float, common: bool) -> None:
         self._filter.shift(scale, self._terms.shift_width(common))

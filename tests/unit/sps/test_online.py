@@ -107,6 +107,17 @@ def test_a_mode_seen_once_in_a_while_is_put_right_by_few_steps() -> None:
     assert online.predict(8, 24, 8, 4000) == pytest.approx(machine.step(8, 24, 8, 4000), rel=0.1)
 
 
+def test_a_shift_at_a_load_that_is_little_known_is_not_taken_for_its_own() -> None:
+    ratios = []
+    for seed in range(4):
+        machine, online, rng = started(seed, Machine(misfit=0.1))
+        serve(machine, online, rng, 400, drafted_share=0.03)
+        serve(machine.changed(slow=1.6), online, rng, 40, drafted_share=0.03)
+        ratios.append(serve(machine.changed(slow=1.6), online, rng, 100, drafted_share=0.03).ratio)
+    # Attributing the shift to that load would leave the others 30 % off.
+    assert float(np.quantile(ratios, 0.9)) < 0.15
+
+
 def test_a_shift_that_hides_in_high_noise_is_followed() -> None:
     machine, online, rng = started()
     serve(machine, online, rng, 300, spread=0.15)
