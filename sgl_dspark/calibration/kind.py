@@ -246,14 +246,14 @@ class KindState:
         self._since_refit = self.config.window
 
     def _judge(self) -> None:
-        value = self.mean_ece
-        if self.kept >= _JUDGED and value > self.config.drift_ece:
+        value, config, judged = self.mean_ece, self.config, self.kept >= _JUDGED
+        if judged and value > config.drift_ece:
             self._enter_drift()
-        # As many rounds after the restart as were kept by it have to confirm the new map.
-        elif (
-            self.kept >= max(self.config.min_evidence, 2 * self.config.drift_restart)
-            and value < self.config.settled_ece
-        ):
+            return
+        # As many rounds after a restart as were kept by it have to confirm the new map. A map that has all the evidence
+        # there is and still errs a little is as good as it will get, and better than none.
+        bound = (config.settled_ece + config.drift_ece) / 2 if judged else config.settled_ece
+        if self.kept >= max(config.min_evidence, 2 * config.drift_restart) and value < bound:
             self.drifting = False
 
     def _enter_drift(self) -> None:

@@ -14,6 +14,8 @@ from sgl_dspark.calibration.records import RecordSet
 from sgl_dspark.calibration.store import KindCalibration
 from sgl_dspark.errors import DsparkError
 
+# Rounds from which a bin is joined to its neighbours; the mean of fewer is mostly chance.
+_FIRM = 20
 _RAW, _AFTER = "#b0b0b0", "#2a6fbb"
 
 
@@ -90,7 +92,8 @@ def _draw_slot(axis: Any, records: RecordSet, slot: int, curves: Mapping[str, tu
         # Area in proportion to rounds, so that a bin of three does not look like a bin of three thousand.
         size = 120 * found.count[seen] / max(1.0, found.count.sum()) + 2
         x, y = found.mean_predicted[seen], found.mean_observed[seen]
-        axis.plot(x, y, color=colour, linewidth=0.9, label=name)
+        firm = found.count[seen] >= _FIRM
+        axis.plot(x[firm], y[firm], color=colour, linewidth=0.9, label=name)
         axis.scatter(x, y, s=np.asarray(size), color=colour)
     axis.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     axis.tick_params(labelsize=7)

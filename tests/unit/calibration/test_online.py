@@ -94,6 +94,21 @@ def test_the_drift_is_named_while_it_lasts() -> None:
     assert states[-1] == ("ok", True)
 
 
+def test_what_no_map_can_express_is_called_drift_and_ends_with_it() -> None:
+    rng = np.random.default_rng(13)
+    online = fitted(MATHS)
+    # Outcomes that fall with confidence: the slope is bounded above zero, so no map fits.
+    records = MATHS.draw(1500, rng)
+    survival = MATHS.truth().confidence(records.logits)
+    hits = np.cumprod(rng.random((1500, GAMMA)) > 0.9 * survival, axis=1).sum(axis=1)
+    feed(online, RecordSet.of(records.logits, records.verified, hits, records.sampled))
+    assert online.state(GREEDY) == "drift"
+    assert not online.usable
+    feed(online, MATHS.draw(1500, rng))
+    assert online.state(GREEDY) == "ok"
+    assert online.live_mean_ece(GREEDY) < 0.03
+
+
 def test_without_a_stored_fit_it_learns_one() -> None:
     rng = np.random.default_rng(4)
     traffic = Traffic(2.0, -0.8)
