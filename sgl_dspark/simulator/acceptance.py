@@ -8,6 +8,7 @@ differ by their decisions alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -184,6 +185,7 @@ class Recorded:
         return Drafts(self._logits[rows], self._uniform[start[:, None] + self._slots] < self._probability[rows])
 
 
+@lru_cache
 def fit_base(conditional: tuple[float, ...], config: SyntheticConfig) -> Floats:
     """Solve for the log-odds per slot that reproduce conditional acceptances under the difficulty's spread.
 
@@ -200,6 +202,7 @@ def fit_base(conditional: tuple[float, ...], config: SyntheticConfig) -> Floats:
     Returns
     -------
     float64 [G]
+        Shared between calls; do not write to it.
     """
     rng = np.random.default_rng(20)
     samples = 20000
