@@ -1,7 +1,8 @@
 """``dspark simulate``: serve simulated load with the planner that serves, and compare policies.
 
 The studies answer what a server cannot be asked in an afternoon: what a lag of 0 to 4 steps loses, what a step-time
-model gains that knows the context, what stopping early loses on a staircase, and how verify length falls with load.
+model gains that knows the context, what stopping early loses on a staircase, how verify length falls with load, and
+what confidence that is not calibrated costs.
 ``compare`` serves your own load, trace, recorded confidences or measured profile. Everything runs on one core.
 """
 
@@ -30,7 +31,7 @@ MINE = "compare"
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the studies, and the load, machine and acceptance of ``compare``."""
     parser.add_argument(
-        "--study", choices=(*STUDIES, "all", MINE), required=True, help="what to run; all: the first four"
+        "--study", choices=(*STUDIES, "all", MINE), required=True, help="what to run; all: every study but compare"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for JSON, PNG and Markdown")
     parser.add_argument("--seeds", type=int, default=5, help="runs of every condition, seeds 0, 1, ... (default 5)")

@@ -10,6 +10,7 @@ import matplotlib
 
 from sgl_dspark.reports.simulate_tables import (
     ADAPTIVE,
+    CONFIDENCE_BASE,
     CONTEXT_BASE,
     FIGURE_8,
     LAG_BASE,
@@ -67,6 +68,10 @@ def _staircase(cells: Sequence[Cell]) -> Any:
     return _bars(cells, [name for name in cells[0].arms if name != STAIRCASE_BASE], STAIRCASE_BASE)
 
 
+def _confidence(cells: Sequence[Cell]) -> Any:
+    return _bars(cells, [name for name in cells[0].arms if name != CONFIDENCE_BASE], CONFIDENCE_BASE)
+
+
 def _bars(cells: Sequence[Cell], arms: Sequence[str], base: str) -> Any:
     figure, axis = plt.subplots(figsize=(12, 4.5))
     width = 0.8 / len(arms)
@@ -114,5 +119,6 @@ PLOTS: dict[str, Callable[[Sequence[Cell]], Any]] = {
     "context": _context,
     "staircase": _staircase,
     "load": _load,
+    "confidence": _confidence,
     "compare": _compare,
 }

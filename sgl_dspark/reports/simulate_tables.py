@@ -12,6 +12,7 @@ THROUGHPUT = "decode_tok_s"
 LAG_BASE = "lag 0, unsmoothed"
 CONTEXT_BASE = "tokens only, profiled short"
 STAIRCASE_BASE = "global, lag 2"
+CONFIDENCE_BASE = "calibrated"
 ADAPTIVE = "adaptive lag 2"
 
 # Paper, Fig. 8, Flash: concurrency to (mean verify length, tokens a second a GPU).
@@ -66,6 +67,11 @@ def _staircase(cells: Sequence[Cell]) -> list[str]:
     return [lost, f"Mean verify length:\n\n{_absolute(cells, [STAIRCASE_BASE, *arms], 'mean_verify_len')}"]
 
 
+def _confidence(cells: Sequence[Cell]) -> list[str]:
+    arms = [name for name in cells[0].arms if name != CONFIDENCE_BASE]
+    return [f"Decode throughput against {CONFIDENCE_BASE}:\n\n{_relative(cells, arms, CONFIDENCE_BASE)}"]
+
+
 def _load(cells: Sequence[Cell]) -> list[str]:
     text = []
     for machine in dict.fromkeys(cell.machine for cell in cells):
@@ -83,17 +89,20 @@ def _load(cells: Sequence[Cell]) -> list[str]:
 
 def _adaptive(cells: Sequence[Cell]) -> str:
     paper = cells[0].machine == "figure8"
-    head = ["concurrency", "mean verify length", "accept length", "tok/s/user", "tok/s", "TTFT p50 / p99 s"]
+    head = ["concurrency", "mean verify length", "accept length", "tok/s/user", "decode tok/s", "TTFT p50 / p99 s"]
     head += ["wait p50 / p99 s", "plain steps", *(["Fig. 8 verify length", "Fig. 8 tok/s"] if paper else [])]
     body = []
     for cell in cells:
         spread = summarise(cell.arms[ADAPTIVE])
         row = [str(cell.concurrency), _value(spread["mean_verify_len"], 2), _value(spread["mean_accept_len"], 2)]
-        row += [_value(spread["user_tok_s"], 1), _value(spread["tok_s"], 0)]
+        row += [_value(spread["user_tok_s"], 1), _value(spread[THROUGHPUT], 0)]
         row += [f"{spread[f'{kind}_p50_s'].mean:.2f} / {spread[f'{kind}_p99_s'].mean:.2f}" for kind in ("ttft", "wait")]
         row.append(f"{spread['plain_steps'].mean:.1%}")
         if paper:
-            row += [str(value) for value in FIGURE_8.get(cell.concurrency or 0, ("", ""))]
+            row += [
+                f"{value:.2f}" if isinstance(value, float) else str(value)
+                for value in FIGURE_8.get(cell.concurrency or 0, ("", ""))
+            ]
         body.append(row)
     return _table(head, body)
 
@@ -127,6 +136,7 @@ TABLES: dict[str, Callable[[Sequence[Cell]], list[str]]] = {
     "context": _context,
     "staircase": _staircase,
     "load": _load,
+    "confidence": _confidence,
     "compare": _compare,
 }
 

@@ -34,6 +34,8 @@ class Arm:
         None never drafts, unless there is a variant.
     belief : StepTimes or None
         The step-time model that the planner gets; None: the machine's own.
+    confidence_scale : float
+        The planner multiplies confidence logits by it: 1 is calibrated where the acceptance is, more is overconfident.
     variant : callable or None
         Makes the policy from gamma and a step-time model, instead of the planner; see ``variants.py``.
     """
@@ -41,6 +43,7 @@ class Arm:
     name: str
     config: PlannerConfig | None = None
     belief: StepTimes | None = None
+    confidence_scale: float = 1.0
     variant: Callable[[int, StepTimes], Controller] | None = None
 
     def controller(self, gamma: int, num_slots: int, machine: StepTimes) -> Controller | None:
@@ -50,7 +53,8 @@ class Arm:
             return self.variant(gamma, belief)
         if self.config is None:
             return None
-        return PlannerController(self.config, gamma, num_slots, belief)
+        scale = np.full(gamma, self.confidence_scale, dtype=np.float32)
+        return PlannerController(self.config, gamma, num_slots, belief, scale)
 
 
 class PlannerController:
@@ -69,8 +73,8 @@ class PlannerController:
         Request slots of the engine.
     belief : StepTimes
         What the planner thinks that steps take.
-    inverse_temperatures : float32 [G], optional
-        Calibration; none by default.
+    inverse_temperatures : float32 [G]
+        1 / T per slot.
     """
 
     def __init__(
@@ -79,12 +83,11 @@ class PlannerController:
         gamma: int,
         num_slots: int,
         belief: StepTimes,
-        inverse_temperatures: F32 | None = None,
+        inverse_temperatures: F32,
     ) -> None:
         self.planner = Planner(config, gamma, num_slots)
         self.belief, self.gamma = belief, gamma
-        row = np.ones(gamma, np.float32) if inverse_temperatures is None else inverse_temperatures
-        self._inverse_temperatures = np.stack([row, row])
+        self._inverse_temperatures = np.stack([inverse_temperatures, inverse_temperatures])
 
     def plan(self, batch: Batch, drafts: Drafts) -> Plan:
         """Decide one decode step, and publish the confidences of the requests that drafted in it."""

@@ -1,4 +1,4 @@
-"""The questions that the paper leaves open, as simulations: lag, context, staircase and load.
+"""The questions that the paper leaves open, as simulations: lag, context, staircase, load and confidence.
 
 Each study returns its cells: one condition and the figures of every arm under it, seed by seed.
 """
@@ -123,11 +123,25 @@ def load_study(seeds: Sequence[int], quick: bool = False) -> Iterator[Cell]:
             yield Cell(name, scenario.name, clients, compare(scenario, standard_arms(gamma), seeds))
 
 
+def confidence_study(seeds: Sequence[int], quick: bool = False) -> Iterator[Cell]:
+    """Throughput lost to confidence that is not calibrated, or to a fixed threshold instead of a budget."""
+    arms = [Arm("calibrated", PlannerConfig())]
+    arms += [Arm(f"logits x {scale:g}", PlannerConfig(), confidence_scale=scale) for scale in (0.5, 0.7, 1.5, 2.0)]
+    thresholds = (PlannerConfig(policy="threshold", threshold=least) for least in (0.3, 0.5, 0.7, 0.9))
+    arms += [Arm(f"threshold {config.threshold:g}", config) for config in thresholds]
+    for name, lengths, levels in (("h200", CHAT, (8, 64, 256)), ("cpu", SMALL, (1, 4, 16))):
+        for clients in levels:
+            make = _closed(clients, lengths, quick)
+            scenario = _scenario(f"steady {clients}", make, EVEN_MIX, 7, MACHINES[name](), clients)
+            yield Cell(name, scenario.name, clients, compare(scenario, arms, seeds))
+
+
 STUDIES: dict[str, Study] = {
     "lag": lag_study,
     "context": context_study,
     "staircase": staircase_study,
     "load": load_study,
+    "confidence": confidence_study,
 }
 
 

@@ -60,8 +60,10 @@ def test_lag_matters_when_confidences_move() -> None:
 
 
 def test_a_plan_reads_nothing_younger_than_its_lag() -> None:
+    config = PlannerConfig(lag=2, smoothing_rows=0.0)
+
     def budgets(change_at: int) -> list[int]:
-        controller = PlannerController(PlannerConfig(lag=2, smoothing_rows=0.0), GAMMA, 4, cpu_like().steps)
+        controller = PlannerController(config, GAMMA, 4, cpu_like().steps, np.ones(GAMMA, np.float32))
         batch = Batch(np.arange(4), np.ones(4, dtype=np.int64), 400)
         seen = []
         for step in range(8):
@@ -113,6 +115,16 @@ def test_a_predicted_step_time_is_the_machines_and_a_wrong_belief_is_not() -> No
     assert figures["right"][0].time_error < 1e-9
     assert abs(figures["right"][0].expected_error) < 0.05
     assert figures["wrong"][0].time_error > 0.5
+
+
+def test_calibration_undoes_what_miscalibrated_logits_do() -> None:
+    load = clients(8)
+    arm = Arm("", PlannerConfig(), confidence_scale=0.5)
+    undone = serve(arm, load, SyntheticConfig(temperature=2.0), cpu_like())
+    calibrated = serve(Arm("", PlannerConfig()), load, SyntheticConfig(), cpu_like())
+    assert undone.column("verified").tolist() == calibrated.column("verified").tolist()
+    overconfident = serve(Arm("", PlannerConfig()), load, SyntheticConfig(temperature=2.0), cpu_like())
+    assert overconfident.column("verified").tolist() != calibrated.column("verified").tolist()
 
 
 def test_a_literal_lag_applies_the_number_of_the_old_batch() -> None:
