@@ -124,7 +124,9 @@ class Knowledge:
         """Return what ``GET /dspark/state`` shows of both, as JSON values."""
         times: dict[str, Any] = {"source": self.step_time_source}
         if self.step_time is not None:
-            times |= {"online": self.step_time.state(), "model": step_time_store.to_document(self.step_time.model)}
+            times["online"] = self.step_time.state()
+            times["model"] = step_time_store.to_document(self.step_time.model)
+            times["corrected"] = step_time_store.to_document(self.step_time.snapshot())
         shown = {"source": self.calibration_source, **self.calibration.snapshot()}
         return {"calibration": shown, "step_time": times}
 

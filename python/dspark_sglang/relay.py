@@ -1,4 +1,4 @@
-"""What a decode step tells the host later: confidences and emitted tokens, copied without waiting.
+"""What a decode step tells the host later: confidences and drafts, copied without waiting.
 
 Planning reads confidences that are at least two steps old (Sec. 5.2), so on an accelerator the copy has a whole step
 to arrive. On a CPU nothing is copied, but the rows take the same way: the lag is counted in steps, never in time.
@@ -31,8 +31,8 @@ class Sent:
         False for greedy requests.
     logits_cpu : fp32 [n, gamma]
         Uncalibrated confidence logits; readable once `ready`.
-    tokens_cpu : int64 [R, gamma + 1]
-        Emitted tokens of every request of the step.
+    tokens_cpu : int64 [n, gamma]
+        The drafts.
     """
 
     step: int

@@ -125,9 +125,8 @@ class VerifyScheduler:
     def _receive(self) -> None:
         """Hand the planner what has arrived of earlier steps; it reads them two steps after they were drafted."""
         for sent in self._relay.receive():
-            if len(sent.slots):
-                logits = self.knowledge.calibrated(sent.logits_cpu.numpy(), sent.sampled)
-                self.planner.publish(sent.slots, sent.generations, logits, sent.step)
+            logits = self.knowledge.calibrated(sent.logits_cpu.numpy(), sent.sampled)
+            self.planner.publish(sent.slots, sent.generations, logits, sent.step)
         if self._relay.waiting() > 1:
             # Only the step that was launched last may still be on its way.
             self.ledger.fallbacks["confidence_late"] += 1
@@ -162,19 +161,16 @@ class VerifyScheduler:
         assert step.lens is not None
         return self._ranks.agree(torch.from_numpy(step.lens + 1))
 
-    def end(self, step: Step, block: DraftBlock | None, out_tokens: Tensor) -> None:
-        """Send what the host will learn from: confidences to the planner, tokens to the calibration."""
-        slots, generations, sampled = step.slots, step.generations, step.sampled
-        if block is None:
-            slots, generations, sampled = slots[:0], generations[:0], sampled[:0]
-            logits = torch.empty((0, self.gamma))
-        elif step.drafted is None:
-            logits = block.confidence_logits
-        else:
-            rows = step.drafted.numpy()
-            logits, slots = block.confidence_logits[step.drafted.to(block.tokens.device)], slots[rows]
-            generations, sampled = generations[rows], sampled[rows]
-        step.sent = self._relay.send(step.number, slots, generations, sampled, logits, out_tokens)
+    def end(self, step: Step, block: DraftBlock | None) -> None:
+        """Send what the host will learn from: confidences to the planner, with the drafts to the calibration."""
+        if block is not None:
+            slots, generations, sampled = step.slots, step.generations, step.sampled
+            logits, drafts = block.confidence_logits, block.tokens
+            if step.drafted is not None:
+                rows, on_device = step.drafted.numpy(), step.drafted.to(drafts.device)
+                slots, generations, sampled = slots[rows], generations[rows], sampled[rows]
+                logits, drafts = logits[on_device], drafts[on_device]
+            step.sent = self._relay.send(step.number, slots, generations, sampled, logits, drafts)
         self._unlearned.append(step)
         self.ledger.decided(step)
 
@@ -188,8 +184,6 @@ class VerifyScheduler:
             self._unlearned.clear()
             self.ledger.fallbacks["verdict_without_step"] += 1
             return
-        assert step.lens is not None
-        assert step.sent is not None
         alive = np.array([not compat.is_over(request) for request in step.requests], bool)
         accepted = np.array(num_correct_drafts, np.int64)
         self.ledger.verdict(step, accepted, alive)
@@ -208,8 +202,9 @@ class VerifyScheduler:
             rows = drafted[kept]
         if not len(rows):
             return
-        ends = np.isin(step.sent.tokens_cpu.numpy()[rows], self._end_tokens)
-        # Nothing behind an accepted end of the answer was meant to be right.
+        ends = np.isin(step.sent.tokens_cpu.numpy()[kept], self._end_tokens)
+        # Nothing behind a drafted end of the answer was meant to be right; whether it was accepted must not matter,
+        # or the rounds that are cut would be the lucky ones.
         first_end = np.where(ends.any(axis=1), ends.argmax(axis=1), self.gamma) + 1
         verified, accepted = np.minimum(step.lens[rows], first_end), np.minimum(accepted[rows], first_end)
         logits, sampled = step.sent.logits_cpu.numpy()[kept], step.sampled[rows]

@@ -236,7 +236,7 @@ class DsparkWorker(compat.BaseSpecWorker):
         new_seq_lens = batch.seq_lens + outcome.accept_lens
         publish(new_seq_lens)
         self.parts.commit(features, window, outcome.accept_lens)
-        self.scheduler.end(step, block, outcome.out_tokens)
+        self.scheduler.end(step, block)
         if batch.return_logprob:
             compat.add_logprobs(batch, logits_output, outcome.out_tokens, window)
         bonus = outcome.out_tokens.gather(1, (outcome.accept_lens - 1).unsqueeze(1)).squeeze(1)
