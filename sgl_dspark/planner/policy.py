@@ -149,18 +149,16 @@ class Planner:
         draft, probe = self._whole_step(view, estimate, gain, limit)
         if not draft:
             return Decision(step, False, 0, None, float(requests), costs.plain_s, gain, "low_gain")
-        reason = "probe" if probe else estimate.reason
-        drafted, budget, saved_s = None, best.budget, 0.0
+        drafted, step_time_s = None, best.step_time_s
         if probe:
             self.totals["probes"] += 1
             self.probe_cost_s += best.step_time_s * max(-gain, 0.0)
-        elif costs.draft_row_s > 0 and estimate.survival is not None and budget:
-            drafted = self._choose_rows(view, estimate.survival, estimate.known, estimate.descending[budget - 1])
+        elif costs.draft_row_s > 0 and estimate.survival is not None and best.budget:
+            drafted = self._choose_rows(view, estimate.survival, estimate.known, estimate.latest[best.budget - 1])
         if drafted is not None:
-            budget = min(budget, self.gamma * int(np.count_nonzero(drafted)))
-            saved_s = costs.draft_row_s * int(np.count_nonzero(~drafted))
-        expected, step_time_s = best.expected_tokens, best.step_time_s - saved_s
-        return Decision(step, True, budget, drafted, expected, step_time_s, gain, reason, probe)
+            step_time_s -= costs.draft_row_s * int(np.count_nonzero(~drafted))
+        reason = "probe" if probe else estimate.reason
+        return Decision(step, True, best.budget, drafted, best.expected_tokens, step_time_s, gain, reason, probe)
 
     def _whole_step(self, view: StepView, estimate: Estimate, gain: float, limit: int) -> tuple[bool, bool]:
         """Ask the gate, unless nothing is known yet; see that a promising probe is repeated soon."""
@@ -177,7 +175,10 @@ class Planner:
     def _choose_rows(
         self, view: StepView, survival: Floats32, known: Bools, least_admitted: np.float32
     ) -> Bools | None:
-        """Leave out requests whose first draft has been far below the least survival that is admitted."""
+        """Leave out requests whose first draft has been far below the least survival that would be admitted.
+
+        Both sides come from the same readings, so that what the budget needs is always drafted.
+        """
         out_of_reach = survival[:, 0] < self.config.row_margin * least_admitted
         out_of_reach &= known
         choice = self._rows.step(view.slots, view.generations, out_of_reach)

@@ -86,6 +86,19 @@ def same(one: Decision, other: Decision) -> bool:
     return scalars == others and masks[0] == masks[1]
 
 
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), limit=st.none() | st.integers(0, 10))
+def test_decisions_never_ask_for_more_than_is_drafted(seed: int, limit: int | None) -> None:
+    config = PlannerConfig(row_patience=1, probe_interval=2, probe_interval_max=4, max_budget=limit)
+    for decision in run(seed, frozenset(), 40, config, 0.02):
+        assert decision.budget is not None
+        assert 0 <= decision.budget <= SLOTS * GAMMA if limit is None else decision.budget <= limit
+        assert decision.draft or decision.budget == 0
+        if decision.drafted is not None:
+            assert decision.drafted.any()
+            assert decision.budget <= GAMMA * int(decision.drafted.sum())
+
+
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 10**6), last=st.integers(2, 40), rows=st.sampled_from([0.0, 0.01]))
 def test_the_last_two_steps_never_change_a_decision(seed: int, last: int, rows: float) -> None:

@@ -141,6 +141,23 @@ def test_algorithm_1_flat_and_lazy_agree_and_keep_their_books(survival: Floats32
     assert all(survival[r, j] > 0 for r, n in enumerate(lens) for j in range(n))
 
 
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), requests=st.integers(20, 60))
+def test_algorithm_1_breaks_ties_by_place_in_large_batches_too(seed: int, requests: int) -> None:
+    rng = np.random.default_rng(seed)
+    survival = np.cumprod(rng.choice([0.5, 1.0], size=(requests, 5)), axis=1)
+    times = 1.0 + 0.01 * np.arange(survival.size + 1)
+    assert early_stop(survival, times)[1].tolist() == lazy_early_stop(survival, times).tolist()
+
+
+def test_no_step_time_makes_a_zero_worth_verifying() -> None:
+    # Measured times may fall with more tokens; what cannot be accepted is not verified all the same.
+    survival, times = np.array([[1.0, 0.0]], dtype=np.float32), np.array([1.0, 0.9, 0.5])
+    assert early_stop(survival, times)[0].budget == 1
+    assert choose_budget(survival, times).budget == 1
+    assert choose_budget(survival, times, tiers=np.array([1, 2, 3])).budget == 1
+
+
 @given(survival=survivals(6, 5), slope=st.floats(0.001, 3), base=st.floats(0.1, 5))
 def test_under_affine_step_time_stopping_early_loses_nothing(survival: Floats32, slope: float, base: float) -> None:
     times = base + slope * np.arange(survival.size + 1)

@@ -95,11 +95,30 @@ def test_a_new_request_is_not_held_to_what_the_last_one_was_like() -> None:
 @pytest.mark.parametrize("requests", [1, 4, 32])
 def test_acceptance_that_recovers_is_found_by_the_next_probes(requests: int) -> None:
     planner = planner_with(probe_interval=4, probe_interval_max=32)
-    drive(planner, view(requests, affine(requests, per_token_s=0.01)), HOPELESS, steps=200)
-    decisions = drive(planner, view(requests, affine(requests, per_token_s=0.01)), EASY, steps=70)
+    # Drafting is dear: with a single request one good probe does not convince, but is repeated at once.
+    step = view(requests, affine(requests, per_token_s=0.01, draft_s=2.0))
+    drive(planner, step, HOPELESS, steps=200)
+    decisions = drive(planner, step, EASY, steps=90)
     back = next(i for i, d in enumerate(decisions) if d.draft and not d.probe)
     assert back <= 33 + 4 * planner.history.lag
     assert all(d.draft for d in decisions[back:])
+
+
+def test_no_new_evidence_leaves_the_prediction_as_it_is() -> None:
+    planner, step = planner_with(probe_interval=50), view(1, affine(1, draft_s=2.0))
+    drive(planner, step, 0.0, steps=2)
+    gains = [d.gain for d in drive(planner, step, -1.0, steps=40)]
+    assert not planner.decide(step).draft
+    assert len(set(gains[5:])) == 1
+
+
+def test_a_request_of_which_nothing_is_known_is_drafted() -> None:
+    planner, logits = planner_with(row_patience=1, probe_interval=200), logits_for(4, HOPELESS)
+    logits[0], logits[3] = 4.0, np.nan
+    last = drive(planner, view(4, affine(4, per_token_s=0.2, draft_s=0.01, draft_row_s=0.01)), logits, steps=20)[-1]
+    assert last.reason == "nan_confidence"
+    assert last.drafted is not None
+    assert_array_equal(last.drafted, [True, False, False, True])
 
 
 def test_a_hopeless_request_is_left_out_where_that_saves_time() -> None:

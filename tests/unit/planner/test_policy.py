@@ -33,12 +33,12 @@ def test_adaptive_searches_the_survival_of_two_steps_ago() -> None:
 def test_greedy_and_sampled_rows_have_temperatures_of_their_own() -> None:
     inverse = np.stack((np.full(GAMMA, 4.0), np.full(GAMMA, 0.01))).astype(np.float32)
     tokens = {}
-    for name, sampled in (("greedy", [False] * 2), ("sampled", [True] * 2), ("mixed", [False, True])):
+    for name, sampled in (("greedy", [False] * 3), ("sampled", [True] * 3), ("mixed", [False, True, False])):
         planner = Planner(PlannerConfig(), GAMMA, 8)
-        step = replace(view(2, affine(2, per_token_s=1e-6)), inverse_temperatures=inverse, sampled=np.array(sampled))
+        step = replace(view(3, affine(3, per_token_s=1e-6)), inverse_temperatures=inverse, sampled=np.array(sampled))
         tokens[name] = drive(planner, step, 2.0, steps=4)[-1].expected_tokens
     assert tokens["greedy"] > tokens["mixed"] > tokens["sampled"]
-    assert tokens["mixed"] == pytest.approx((tokens["greedy"] + tokens["sampled"]) / 2, rel=1e-3)
+    assert tokens["mixed"] == pytest.approx((2 * tokens["greedy"] + tokens["sampled"]) / 3, rel=1e-3)
 
 
 def test_without_history_the_prior_is_used_and_named() -> None:
@@ -84,13 +84,14 @@ def test_nan_confidences_take_the_mean_and_are_named() -> None:
 def test_a_burst_is_held_to_the_known_rows_and_the_mean() -> None:
     planner, many = Planner(PlannerConfig(), GAMMA, 64), affine(32, per_token_s=0.02)
     drive(planner, view(2, affine(2, per_token_s=0.02)), 0.0, steps=30)
-    before = planner.slot_mean.value.copy()
     decision = planner.decide(view(32, many))
     assert decision.reason == "burst"
     assert planner.fallbacks["burst"] == 1
-    survival = np.tile(before, (32, 1))
+    survival = np.tile(planner.slot_mean.value, (32, 1))
     survival[:2] = survival_of(logits_for(2, 0.0), ONES[0])
-    assert decision.budget == choose_budget(survival, many.step_times).budget
+    expected = choose_budget(survival, many.step_times)
+    assert decision.budget == expected.budget
+    assert decision.expected_tokens == pytest.approx(expected.expected_tokens)
     # Taking strangers for certain, as upstream does, would verify nearly everything.
     survival[2:] = 1.0
     assert choose_budget(survival, many.step_times).budget > 2 * decision.budget
@@ -147,7 +148,10 @@ def test_calibration_drift_replaces_confidences_by_observed_acceptance() -> None
 def test_room_and_the_largest_budget_bound_k() -> None:
     planner, costs = Planner(PlannerConfig(), GAMMA, 8), affine(3, per_token_s=1e-6)
     step = replace(view(3, costs), room=np.array([0, 2, GAMMA]))
-    assert drive(planner, step, 3.0, steps=6)[-1].budget == 2 + GAMMA
+    bounded = drive(planner, step, 3.0, steps=6)[-1]
+    survival = survival_of(logits_for(1, 3.0), ONES[0])[0]
+    assert bounded.budget == 2 + GAMMA
+    assert bounded.expected_tokens == pytest.approx(3 + survival[:2].sum() + survival.sum(), rel=1e-5)
     planner.configure(PlannerConfig(max_budget=4))
     assert planner.decide(step).budget == 4
     full = planner.decide(replace(step, room=np.zeros(3, dtype=np.int64)))

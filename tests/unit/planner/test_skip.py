@@ -109,6 +109,13 @@ def test_evidence_ages_with_steps_that_bring_none_but_one_probe_is_not_everythin
     np.testing.assert_allclose(after, 0.5, atol=1e-5)
 
 
+def test_strangers_displace_as_much_of_the_average_as_their_share() -> None:
+    profile = SurvivalProfile(8.0)
+    profile.update(np.full(7, 0.9, np.float32), 1, 1)
+    np.testing.assert_allclose(profile.update(np.full(7, 0.5, np.float32), 1, 2, strangers=0.75), 0.6, atol=1e-5)
+    np.testing.assert_allclose(profile.update(np.full(7, 0.1, np.float32), 1, 3, strangers=1.0), 0.1, atol=1e-5)
+
+
 def test_a_profile_is_resized_as_quantiles() -> None:
     profile = SurvivalProfile(0.0)
     profile.update(np.array([0.9, 0.5, 0.1], np.float32), 1, 1)
