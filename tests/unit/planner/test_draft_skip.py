@@ -106,7 +106,7 @@ def test_acceptance_that_recovers_is_found_by_the_next_probes(requests: int) -> 
 
 def test_no_new_evidence_leaves_the_prediction_as_it_is() -> None:
     planner, step = planner_with(probe_interval=50), view(1, affine(1, draft_s=2.0))
-    drive(planner, step, 0.0, steps=2)
+    drive(planner, step, 0.0, steps=1)
     gains = [d.gain for d in drive(planner, step, -1.0, steps=40)]
     assert not planner.decide(step).draft
     assert len(set(gains[5:])) == 1
