@@ -1,9 +1,15 @@
-"""``dspark simulate``: serve simulated load with the planner that serves, and compare policies.
+"""``dspark simulate``: serve simulated load with the planner that serves.
 
-The studies answer what a server cannot be asked in an afternoon: what a lag of 0 to 4 steps loses, what a step-time
-model gains that knows the context, what stopping early loses on a staircase, how verify length falls with load, and
-what confidence that is not calibrated costs.
-``compare`` serves your own load, trace, recorded confidences or measured profile. Everything runs on one core.
+The studies answer what a server cannot be asked in an afternoon:
+
+  lag         what confidences that are 0 to 4 steps old lose
+  context     what a step-time model gains that knows the context
+  staircase   what stopping early loses where step time has stairs
+  load        verify length and throughput against concurrency
+  confidence  what miscalibration and fixed thresholds lose
+
+``compare`` serves your own load, trace, recorded confidences or measured
+profile under every policy. Everything runs on one core.
 """
 
 from __future__ import annotations
