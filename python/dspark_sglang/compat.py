@@ -177,6 +177,14 @@ def is_over(request: Any) -> bool:
     return bool(request.finished() or request.is_retracted)
 
 
+def tensor_parallel_ranks() -> tuple[Any, int, int]:
+    """Return the host process group of this worker's tensor-parallel ranks, their number, and this one's rank."""
+    from sglang.srt.distributed import get_tp_group
+
+    group = get_tp_group()
+    return group.cpu_group, group.world_size, group.rank_in_group
+
+
 def num_request_rows(runner: ModelRunner) -> int:
     """Return the rows of the request pool."""
     return int(runner.req_to_token_pool.req_to_token.shape[0])

@@ -159,7 +159,9 @@ class VerifyScheduler:
             step.lens = np.full(len(step.slots), self.gamma, np.int64)
         self._last = step
         assert step.lens is not None
-        return self._ranks.agree(torch.from_numpy(step.lens + 1))
+        lens = self._ranks.agree(torch.from_numpy(step.lens))
+        step.lens = lens.numpy()
+        return lens + 1
 
     def end(self, step: Step, block: DraftBlock | None) -> None:
         """Send what the host will learn from: confidences to the planner, with the drafts to the calibration."""

@@ -23,6 +23,7 @@ from dspark_sglang.knowledge import Knowledge
 from dspark_sglang.parts import StepParts
 from dspark_sglang.preflight import refuse_flags
 from dspark_sglang.probes import measure_step_times
+from dspark_sglang.rank_sync import RankSync
 from dspark_sglang.sampling_bridge import RowSampling
 from dspark_sglang.scheduling import VerifyScheduler
 from sgl_dspark.model.checkpoint import load_drafter
@@ -127,7 +128,12 @@ class DsparkWorker(compat.BaseSpecWorker):
         identity = {"target": Path(self._target_path).name, "draft": Path(self.config.draft_path).name}
         self.knowledge = Knowledge(scheduling, self.gamma, self.config.draft_path, identity)
         self.scheduler = VerifyScheduler(
-            scheduling.planner, self.knowledge, self.model_runner, gamma=self.gamma, ragged=self._ragged
+            scheduling.planner,
+            self.knowledge,
+            self.model_runner,
+            gamma=self.gamma,
+            ragged=self._ragged,
+            ranks=RankSync(*compat.tensor_parallel_ranks()),
         )
 
     def init_cuda_graphs(self) -> None:
