@@ -1,7 +1,8 @@
 """The target's linear layers with weights laid out once for this machine's matrix kernels.
 
-oneDNN reorders a plain bf16 weight on every call. For the few rows of a decode step that takes as long as the product
-itself, so the CPU platform keeps a reordered copy beside each weight.
+oneDNN reorders a plain bf16 weight on every call, which for the few rows of a decode step takes as long as the product
+itself; an fp32 weight goes to MKL, which is slow on processors of another make. So the CPU platform keeps a copy in
+oneDNN's layout beside each weight.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class PackedLinearMethod(UnquantizedLinearMethod):
 
 
 def pack_weights(model: nn.Module) -> int:
-    """Pack every unquantised bf16 linear layer of a model.
+    """Pack every unquantised fp32 or bf16 linear layer of a model.
 
     Returns
     -------

@@ -15,7 +15,7 @@ from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from dspark_sglang import packed_weights
 from dspark_sglang.packed_weights import PackedLinearMethod, pack_weights, packing_wanted, renew_weights
 from sgl_dspark.errors import ConfigError
-from sgl_dspark.model.packed import Linear, can_pack
+from sgl_dspark.model.packed import Linear, can_pack, frozen_linear
 
 
 class Layer(nn.Module):
@@ -57,18 +57,25 @@ def test_packed_layers_follow_an_update_once_renewed() -> None:
     assert not layer.quant_method.apply(layer, x).any()
 
 
-def test_only_plain_bf16_layers_are_replaced() -> None:
+def test_only_plain_layers_of_a_dtype_with_kernels_are_replaced() -> None:
     class Special(UnquantizedLinearMethod):
         pass
 
-    wide, special = Layer(torch.float32), Layer(torch.bfloat16, Special())
-    plain = Layer(torch.bfloat16)
-    size = pack_weights(nn.ModuleList([wide, special, plain, nn.Linear(4, 4)]))
-    packed = can_pack(plain.weight)
-    assert size == (48 * 32 * 2 if packed else 0)
-    assert isinstance(plain.quant_method, PackedLinearMethod) is packed
-    assert type(wide.quant_method) is UnquantizedLinearMethod
+    half, special = Layer(torch.float16), Layer(torch.bfloat16, Special())
+    plain = [Layer(torch.bfloat16), Layer(torch.float32)]
+    size = pack_weights(nn.ModuleList([half, special, *plain, nn.Linear(4, 4)]))
+    packed = [can_pack(layer.weight) for layer in plain]
+    assert size == 48 * 32 * (2 * packed[0] + 4 * packed[1])
+    assert [isinstance(layer.quant_method, PackedLinearMethod) for layer in plain] == packed
+    assert type(half.quant_method) is UnquantizedLinearMethod
     assert type(special.quant_method) is Special
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 40])
+def test_a_frozen_linear_map_of_any_number_of_rows(rows: int) -> None:
+    weight, x = Layer(torch.float32).weight, torch.randn(rows, 32)
+    torch.testing.assert_close(frozen_linear(weight)(x), torch.nn.functional.linear(x, weight))
+    torch.testing.assert_close(frozen_linear(weight)(x[None]), torch.nn.functional.linear(x[None], weight))
 
 
 def test_packing_can_be_switched_off_and_a_typing_error_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
