@@ -148,9 +148,18 @@ def _plausible(seconds: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def _curve(points: Sequence[_Point], shape_s: Sequence[float]) -> Curve:
-    """Return the isotonic curve through points from which their costs per context token and request are taken."""
+    """Return the isotonic curve through points from which their costs per context token and request are taken.
+
+    Of each size only the shortest contexts count: there is least to take away, and what is wrong about the cost of
+    context (which rises faster than in proportion where it leaves a cache) spoils the curve least.
+    """
     bare: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    shortest: dict[int, float] = {}
     for p in points:
+        shortest[p.size] = min(shortest.get(p.size, np.inf), p.context / p.requests)
+    for p in points:
+        if p.context / p.requests > shortest[p.size]:
+            continue
         shape = p.context * (shape_s[0] + shape_s[1] * p.size / p.requests) + p.requests * shape_s[2]
         bare[p.size].append((max(p.seconds - shape, 0.05 * p.seconds), p.repeats))
     sizes = np.array(sorted(bare), dtype=np.int64)

@@ -119,3 +119,14 @@ def test_non_negative_fit_leaves_out_what_would_be_negative() -> None:
     columns = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
     assert non_negative_fit(columns, np.array([3.0, 2.0, 1.0])) == pytest.approx([2.0, 0.0])
     assert non_negative_fit(columns, np.array([1.0, 2.0, 3.0])) == pytest.approx([1.0, 1.0])
+
+
+def test_long_contexts_do_not_bend_the_curve_over_sizes() -> None:
+    """Attention over a long context can cost far more than in proportion; only its own price may rise by that."""
+    curve = {16: 0.012, 64: 0.020, 128: 0.036, 256: 0.065}
+    probes = [Probe("verify", 16, size, 16 * 128, seconds) for size, seconds in curve.items()]
+    probes += [Probe("verify", 16, 128, 16 * 768, 0.15), Probe("verify", 16, 16, 16 * 768, 0.02)]
+    model = fit(probes)
+    at = {size: model.step_times(16, 15, 16 * 128)[size - 16] for size in curve}
+    for size, seconds in curve.items():
+        assert at[size] == pytest.approx(seconds, rel=0.1)
