@@ -127,7 +127,7 @@ def set_up(args: Namespace, folder: Path) -> Setup:
     pin = "none" if args.url and args.pin == "auto" else args.pin
     cores = machine.plan_cores(pin, machine.usable_cores(), threads=arms.threads(), gpu=machine.has_gpu())
     settings = RequestSettings(args.max_tokens, args.temperature, args.ignore_eos, args.timeout, args.body)
-    plan = Plan(prompts, args.concurrency, args.rounds, args.requests, settings, args.policies)
+    plan = Plan(prompts, args.concurrency, args.rounds, args.requests, settings, args.policies, args.waves)
     pair = None if args.url else arms.find_pair(args)
     chosen = arms.url_arms(args.url) if pair is None else arms.server_arms(args, pair, cores, folder)
     chosen = [arm for arm in chosen if not (args.no_plain and arm.name == PLAIN)]

@@ -32,7 +32,10 @@ class Plan:
     rounds : int
         Turns of every arm.
     requests : int
-        Least number of requests of a level; a level c sends at least 2 c.
+        Least number of requests of a level.
+    waves : int
+        Requests per client: a level c sends at least ``waves * c``. The last wave runs with ever fewer clients, so that
+        few waves measure a lower concurrency than they say.
     settings : RequestSettings
     policies : sequence of Policy
         Measured in turn on every server but the one named ``plain``; none: servers are measured as they start.
@@ -44,10 +47,11 @@ class Plan:
     requests: int = 16
     settings: RequestSettings = field(default_factory=RequestSettings)
     policies: Sequence[Policy] = ()
+    waves: int = 2
 
     def count(self, concurrency: int) -> int:
         """Return the requests of a level: enough to keep it filled for about half of the time or more."""
-        return max(self.requests, 2 * concurrency)
+        return max(self.requests, self.waves * concurrency)
 
 
 @dataclass(frozen=True)

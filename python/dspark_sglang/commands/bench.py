@@ -87,7 +87,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     load.add_argument("--concurrency", type=_levels, default=[1, 4, 16], metavar="LIST", help="default: 1,4,16")
     load.add_argument("--rounds", type=_count, default=2, metavar="N", help="turns of each server (default: 2)")
     load.add_argument(
-        "--requests", type=_count, default=16, metavar="N", help="per level, and at least twice its concurrency (16)"
+        "--requests", type=_count, default=16, metavar="N", help="least number of requests per level (default: 16)"
+    )
+    load.add_argument(
+        "--waves",
+        type=_count,
+        default=2,
+        metavar="N",
+        help="least number of requests per client (default: 2); clients idle while the last wave ends, 8 for a sweep",
     )
     load.add_argument("--max-tokens", type=_count, default=96, metavar="N", help="longest answer (default: 96)")
     load.add_argument("--temperature", type=_not_negative, default=0.0, metavar="T", help="default: 0, greedy")
