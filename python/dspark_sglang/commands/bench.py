@@ -62,6 +62,17 @@ def _object(text: str) -> dict[str, Any]:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``dspark bench``."""
+    _add_served(parser)
+    _add_asked(parser)
+    output = parser.add_argument_group("what is reported")
+    output.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    output.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw throughput and verify length against concurrency (.png, .svg)"
+    )
+    output.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+
+
+def _add_served(parser: ArgumentParser) -> None:
     what = parser.add_argument_group("what is served")
     what.add_argument("--target", metavar="PATH", help="target model (default: the demo target)")
     what.add_argument("--draft", metavar="PATH", help="its draft (default: the demo draft)")
@@ -83,6 +94,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     policies.add_argument("--no-plain", action="store_true", help="without the plain server; the first is the baseline")
 
+
+def _add_asked(parser: ArgumentParser) -> None:
     load = parser.add_argument_group("what is asked")
     load.add_argument("--concurrency", type=_levels, default=[1, 4, 16], metavar="LIST", help="default: 1,4,16")
     load.add_argument("--rounds", type=_count, default=2, metavar="N", help="turns of each server (default: 2)")
@@ -106,13 +119,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     load.add_argument("--seed", type=int, default=0, metavar="N", help="order of the prompts (default: 0)")
     load.add_argument("--body", type=_object, default={}, metavar="JSON", help="further fields of each request")
     load.add_argument("--timeout", type=_count, default=600, metavar="S", help="for one request (default: 600)")
-
-    output = parser.add_argument_group("what is reported")
-    output.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    output.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw throughput and verify length against concurrency (.png, .svg)"
-    )
-    output.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
 
 def run(args: Namespace) -> int:
