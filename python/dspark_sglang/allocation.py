@@ -54,10 +54,11 @@ class Allocator:
         if budget is not None:
             if block.tokens.device.type == "cpu":
                 return admit(survival, budget)
+            # Sync: as above; an accelerator that plans raggedly ranks where the confidences are.
             return allocate.admit(torch.from_numpy(survival).to(block.tokens.device), budget).cpu().numpy()
         if config.policy == "threshold":
             previous = np.concatenate([np.ones_like(survival[:, :1]), survival[:, :-1]], axis=1)
-            confidence = np.divide(survival, previous, out=np.zeros_like(survival), where=previous > 0)
+            confidence = np.divide(survival, previous, out=np.full_like(survival, -1.0), where=previous > 0)
             return threshold_lens(confidence, config.threshold)
         if config.policy == "early-stop" and step.costs is not None:
             return early_stop(survival, step.costs.step_times)[1]

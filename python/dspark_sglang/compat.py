@@ -177,12 +177,12 @@ def is_over(request: Any) -> bool:
     return bool(request.finished() or request.is_retracted)
 
 
-def tensor_parallel_ranks() -> tuple[Any, int, int]:
-    """Return the host process group of this worker's tensor-parallel ranks, their number, and this one's rank."""
+def tensor_parallel_ranks() -> tuple[Any, int]:
+    """Return the host process group of this worker's tensor-parallel ranks, and their number."""
     from sglang.srt.distributed import get_tp_group
 
     group = get_tp_group()
-    return group.cpu_group, group.world_size, group.rank_in_group
+    return group.cpu_group, group.world_size
 
 
 def num_request_rows(runner: ModelRunner) -> int:

@@ -52,10 +52,10 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def default_profile(target_path: str) -> Path:
-    """Return where the step times of a target are kept unless the operator names a file: in the user's cache."""
+def default_profile(target_path: str, draft_path: str) -> Path:
+    """Return where the step times of a pair are kept unless the operator names a file: in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "sgl-dspark" / "step-times" / f"{Path(target_path).name}.json"
+    return cache / "sgl-dspark" / "step-times" / f"{Path(target_path).name}--{Path(draft_path).name}.json"
 
 
 def worker_fingerprint(worker: DsparkWorker, target_path: str, tensor_parallel: int) -> Fingerprint:
@@ -76,6 +76,8 @@ def worker_fingerprint(worker: DsparkWorker, target_path: str, tensor_parallel: 
             "attention backend": type(runner.attn_backend).__name__,
             "packed weights": os.environ.get("SGL_DSPARK_PACK_WEIGHTS", ""),
             "running requests": worker.max_requests,
+            "KV slots": worker.num_slots,
+            "context length": int(runner.model_config.context_len),
             "sgl-dspark": metadata.version("sgl-dspark"),
             "sglang": metadata.version("sglang"),
             "torch": torch.__version__,

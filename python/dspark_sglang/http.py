@@ -20,7 +20,7 @@ def add_routes(app: FastAPI) -> None:
     from sglang.srt.managers.io_struct import SetInternalStateReq
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
-    # One reply of rounds at a time: the scheduler holds the request until its state is next read.
+    # One reader of rounds at a time, since the scheduler remembers one number to send them from.
     turn = asyncio.Lock()
 
     async def state() -> JSONResponse:
@@ -28,6 +28,9 @@ def add_routes(app: FastAPI) -> None:
         found = await _worker_states()
         if not found:
             return _refusal(404, "no DSpark worker serves here; start without --plain to see one")
+        for one in found:
+            # Somebody may be reading records at this moment.
+            one.pop("rounds", None)
         return JSONResponse(found[0] if len(found) == 1 else {"replicas": found})
 
     @auth_level(AuthLevel.ADMIN_OPTIONAL)
@@ -54,7 +57,10 @@ def add_routes(app: FastAPI) -> None:
         """Return verified rounds from number ``after`` on; see `dspark_sglang.rounds.RoundLog.reply`."""
         async with turn:
             await _manager().set_internal_state(SetInternalStateReq(server_args={SEND_ROUNDS: after}))
-            found = await _worker_states()
+            try:
+                found = await _worker_states()
+            finally:
+                await _manager().set_internal_state(SetInternalStateReq(server_args={SEND_ROUNDS: -1}))
         rounds = found[0].get("rounds") if found else None
         if rounds is None:
             return _refusal(404, "no DSpark worker serves here; start without --plain to record rounds")

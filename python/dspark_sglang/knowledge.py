@@ -60,15 +60,20 @@ class Knowledge:
         off = self.config.profile == OFF
         path = default_profile if self.config.profile is None or off else Path(self.config.profile).expanduser()
         model: StepTimeModel | None = None
-        if not off and path.is_file():
+        if not off:
             try:
-                model = step_time_store.load(path, fingerprint)
-                self.step_time_source = f"profile {path.name}"
-                logger.info("step times: read from %s", path)
-            except ProfileError as error:
+                if path.is_file():
+                    model = step_time_store.load(path, fingerprint)
+                    self.step_time_source = f"profile {path.name}"
+                    logger.info("step times: read from %s", path)
+            except (ProfileError, OSError) as error:
                 logger.warning("step times: %s", error)
         if model is None:
-            model = fit(measure())
+            probes = measure()
+            if not probes:
+                logger.warning("step times: the KV pool is too small to measure any; blocks are verified whole")
+                return
+            model = fit(probes)
             self.step_time_source = "measured at start-up"
             if not off:
                 try:

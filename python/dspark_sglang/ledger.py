@@ -91,7 +91,7 @@ class Ledger:
         self.totals["drafts_verified"] += int(lens.sum())
         self.totals["drafts_accepted"] += int(accepted.sum())
         self.totals["live_rounds"] += len(accepted)
-        entry = self._by_step.pop(step.number, None)
+        entry = self._by_step.get(step.number)
         if entry is not None:
             entry["tokens"] = tokens
         if not step.drafts:

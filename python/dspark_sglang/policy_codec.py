@@ -10,7 +10,7 @@ from sgl_dspark.errors import ConfigError
 from sgl_dspark.planner.config import POLICIES, PlannerConfig
 
 PREFIX = "dspark_policy_"
-# Asks for the rounds from this number on, once, in the state that is read next.
+# Asks for the rounds from this number on in the states that are read from now on; -1 ends it.
 SEND_ROUNDS = "dspark_send_rounds_after"
 # What may be changed while requests run; the rest shapes state that lives as long as the server.
 SETTABLE = ("policy", "verify_drafts", "threshold", "max_budget", "min_gain", "keep_gain")
@@ -30,7 +30,7 @@ def encode(body: Any, current: Mapping[str, Any], gamma: int) -> dict[str, int |
     ----------
     body : object
         Settable fields with their new values; those left out stay, except ``verify_drafts``, which goes back to all
-        drafts whenever a policy is named without it.
+        drafts whenever a policy is named without it, and ``keep_gain``, which is never above ``min_gain``.
     current : mapping
         As `shown` gives it.
     gamma : int
@@ -47,7 +47,11 @@ def encode(body: Any, current: Mapping[str, Any], gamma: int) -> dict[str, int |
     if unknown:
         raise ConfigError(f"{unknown[0]}: unknown field; there are {', '.join(SETTABLE)}")
     fresh = {"verify_drafts": None} if "policy" in body else {}
-    config = PlannerConfig(**{**current, **fresh, **body})
+    merged = {**current, **fresh, **body}
+    gain = merged["min_gain"]
+    if "keep_gain" not in body and isinstance(gain, int | float) and gain < merged["keep_gain"]:
+        merged["keep_gain"] = gain
+    config = PlannerConfig(**merged)
     check_gamma(config, gamma)
     fields = shown(config)
     fields["policy"] = POLICIES.index(config.policy)
@@ -66,8 +70,16 @@ def is_ours(name: str) -> bool:
 
 
 def decode(numbers: Mapping[str, int | float], config: PlannerConfig) -> PlannerConfig:
-    """Return ``config`` with the fields that `encode` wrote."""
+    """Return ``config`` with the fields that `encode` wrote.
+
+    Raises
+    ------
+    ConfigError
+        If a field is none of these, or out of range.
+    """
     fields: dict[str, Any] = {name.removeprefix(PREFIX): value for name, value in numbers.items()}
+    for name in set(fields) - set(SETTABLE):
+        raise ConfigError(f"{name}: not a field that can be changed while serving")
     for name in ("verify_drafts", "max_budget"):
         if name in fields:
             fields[name] = None if fields[name] == _NONE else int(fields[name])

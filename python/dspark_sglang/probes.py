@@ -38,7 +38,7 @@ class Point:
     context: int
 
 
-def ladder(max_requests: int, gamma: int, room: int) -> list[Point]:
+def ladder(max_requests: int, gamma: int, room: int, context_length: int) -> list[Point]:
     """List the sizes to measure, smallest first.
 
     Parameters
@@ -48,14 +48,24 @@ def ladder(max_requests: int, gamma: int, room: int) -> list[Point]:
     gamma : int
     room : int
         KV slots that may be written.
+    context_length : int
+        Tokens that a request may have.
+
+    Returns
+    -------
+    list of Point
+        Empty if not even one request fits.
     """
+    short, long = (min(context, context_length - gamma - 1) for context in (SHORT_CONTEXT, LONG_CONTEXT))
+    if short < 1:
+        return []
     counts = sorted({*(2**i for i in range(12) if 2**i < max_requests), max_requests})
     points = []
     for requests in counts:
         widths = range(1, gamma + 2) if requests < 4 else sorted({1, 2, 3, gamma + 1})
-        points += [Point(requests, requests * width, SHORT_CONTEXT) for width in widths]
-        if requests in (1, 4, 16):
-            points += [Point(requests, requests * width, LONG_CONTEXT) for width in (1, gamma + 1)]
+        points += [Point(requests, requests * width, short) for width in widths]
+        if requests in (1, 4, 16) and long > short:
+            points += [Point(requests, requests * width, long) for width in (1, gamma + 1)]
     fits = [p for p in points if p.requests * (p.context + gamma + 1) < room]
     return sorted(fits, key=lambda p: (p.tokens, p.requests, p.context))
 
@@ -72,7 +82,9 @@ def measure_step_times(worker: DsparkWorker) -> list[Probe]:
         The ``verify`` and ``plain`` times hold acceptance and commit.
     """
     started = time.perf_counter()
-    points = ladder(worker.max_requests, worker.gamma, worker.num_slots)
+    points = ladder(worker.max_requests, worker.gamma, worker.num_slots, worker.model_runner.model_config.context_len)
+    if not points:
+        return []
     times: dict[tuple[Kind, Point], list[float]] = {}
     logger.info("measuring step times: %d sizes, up to %d verify tokens", len(points), points[-1].tokens)
     with _slot_table_restored(worker):
@@ -113,11 +125,11 @@ def _one_step(worker: DsparkWorker, point: Point) -> dict[Kind, float]:
     """Run the parts of one decode step and time each."""
     device, count, gamma = worker.device, point.requests, worker.gamma
     table = worker.model_runner.req_to_token_pool.req_to_token
-    width = min(point.context + gamma + 1, table.shape[1])
+    width = point.context + gamma + 1
     rows_of_table = torch.arange(1, count + 1, device=device)
     slots = torch.arange(1, count * width + 1, device=device).view(count, width)
     table[rows_of_table.unsqueeze(1), torch.arange(width, device=device)] = slots.to(table.dtype)
-    seq_lens = torch.full((count,), width - gamma - 1, dtype=torch.int64, device=device)
+    seq_lens = torch.full((count,), point.context, dtype=torch.int64, device=device)
     anchors = torch.arange(count, device=device) % worker.drafter.config.vocab_size
     rows = RowSampling.greedy(count, device)
     took: dict[Kind, float] = {}

@@ -24,19 +24,14 @@ class RankSync:
     Parameters
     ----------
     group : torch.distributed process group of the host (gloo), or None
-    world_size, rank : int
+    world_size : int
         Of the group; with one rank nothing is sent.
     """
 
-    def __init__(self, group: Any = None, world_size: int = 1, rank: int = 0) -> None:
+    def __init__(self, group: Any = None, world_size: int = 1) -> None:
         if world_size > 1 and group is None:
             raise ValueError("more than one rank needs a process group to agree in")
-        self._group, self._world_size, self.rank = group, world_size, rank
-
-    @property
-    def decides(self) -> bool:
-        """Whether this rank's own decisions count."""
-        return self.rank == 0
+        self._group, self._world_size = group, world_size
 
     def agree(self, values: Tensor) -> Tensor:
         """Replace ``values`` by rank 0's, in place.

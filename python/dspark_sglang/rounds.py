@@ -35,12 +35,16 @@ class RoundLog:
         Parameters
         ----------
         logits : float32 [n, gamma]
-            Uncalibrated.
+            Uncalibrated; rounds with one that is not finite are left out.
         verified, accepted : int [n]
             Drafts verified, and how many of these were correct.
         sampled : bool [n]
             False for greedy requests.
         """
+        finite = np.isfinite(logits).all(axis=1)
+        if not finite.all():
+            # What a reader of records may not meet; the planner counts such confidences.
+            logits, verified, accepted, sampled = logits[finite], verified[finite], accepted[finite], sampled[finite]
         where = np.arange(self.count, self.count + len(logits)) % self.capacity
         self._logits[where] = logits
         self._verified[where] = verified

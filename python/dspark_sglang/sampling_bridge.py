@@ -161,7 +161,7 @@ def spread(block: DraftBlock, drafted: Tensor, requests: int) -> DraftBlock:
         if values is None:
             return None
         full = values.new_full((requests, *values.shape[1:]), fill)
-        return full.index_copy_(0, drafted, values)
+        return full.index_copy_(0, drafted.to(values.device), values)
 
     tokens, confidence = over_all(block.tokens), over_all(block.confidence_logits, float("-inf"))
     assert tokens is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from sgl_dspark.sampling.block import DraftBlock
 
 logger = logging.getLogger(__name__)
+
+# Under overlap a verdict comes one step after its own. If more wait, one got lost, and what came after it would be
+# paired with the wrong step.
+MOST_UNLEARNED = 4
 
 
 class VerifyScheduler:
@@ -103,7 +108,11 @@ class VerifyScheduler:
             calibration_ok=calibration.usable,
             empirical=calibration.empirical[int(sampled.sum() * 2 > count)],
         )
-        decision = self._ranks.decision(self.planner.decide(view), count)
+        decision = self.planner.decide(view)
+        if not self.ragged:
+            # Upstream: its backends take gamma + 1 rows of every request, whatever was decided.
+            decision = replace(decision, draft=True, budget=None, drafted=None)
+        decision = self._ranks.decision(decision, count)
         drafted = None
         if decision.draft and decision.drafted is not None:
             drafted = torch.from_numpy(np.flatnonzero(decision.drafted))
@@ -174,6 +183,9 @@ class VerifyScheduler:
                 logits, drafts = logits[on_device], drafts[on_device]
             step.sent = self._relay.send(step.number, slots, generations, sampled, logits, drafts)
         self._unlearned.append(step)
+        if len(self._unlearned) > MOST_UNLEARNED:
+            self._unlearned.clear()
+            self.ledger.fallbacks["step_without_verdict"] += 1
         self.ledger.decided(step)
 
     # After the step.
@@ -204,7 +216,8 @@ class VerifyScheduler:
             rows = drafted[kept]
         if not len(rows):
             return
-        ends = np.isin(step.sent.tokens_cpu.numpy()[kept], self._end_tokens)
+        drafts = step.sent.tokens_cpu.numpy()[kept]
+        ends = (drafts[:, :, None] == self._end_tokens).any(axis=2)
         # Nothing behind a drafted end of the answer was meant to be right; whether it was accepted must not matter,
         # or the rounds that are cut would be the lucky ones.
         first_end = np.where(ends.any(axis=1), ends.argmax(axis=1), self.gamma) + 1
@@ -220,7 +233,7 @@ class VerifyScheduler:
         numbers = dict(numbers)
         after = numbers.pop(policy_codec.SEND_ROUNDS, None)
         if after is not None:
-            self._send_rounds_after = int(after)
+            self._send_rounds_after = None if after < 0 else int(after)
         if numbers:
             config = policy_codec.decode(numbers, self.planner.config)
             policy_codec.check_gamma(config, self.gamma)
@@ -239,14 +252,15 @@ class VerifyScheduler:
             "fallbacks": dict(sorted(fallbacks.items())),
             "probes": {"full_length": probes.probes, "extra_tokens": probes.extra_tokens, "share": probes.share},
         }
-        after, self._send_rounds_after = self._send_rounds_after, None
-        if after is not None:
-            shown["rounds"] = self.rounds.reply(after)
+        if self._send_rounds_after is not None:
+            shown["rounds"] = self.rounds.reply(self._send_rounds_after)
         return shown
 
     def clear_totals(self) -> None:
         """Start the totals over."""
         self.ledger = Ledger(self.gamma)
+        self.planner.totals.clear()
+        self.planner.fallbacks.clear()
 
 
 def _sampled(rows: RowSampling, count: int) -> np.ndarray:

@@ -37,18 +37,21 @@ def set_scheduling(args: Namespace) -> None:
     }
     if args.no_online:
         given["online"] = False
+    SchedulingConfig.from_environment()
     if not given:
-        SchedulingConfig.from_environment()
         return
-    if "threshold" in given and given.get("policy") != "threshold":
+    text = os.environ.get(SCHEDULING_VARIABLE, "").strip()
+    before = json.loads(text) if text else {}
+    policy = {**before, **given}.get("policy", "adaptive")
+    if "threshold" in given and policy != "threshold":
         raise ConfigError("--confidence-threshold is read by --policy threshold only; add it, or leave the flag out")
-    if given.get("policy") == "threshold" and "threshold" not in given:
+    if "verify_drafts" in given and policy != "static":
+        raise ConfigError("--verify-drafts is read by --policy static only; add it, or leave the flag out")
+    if policy == "threshold" and "threshold" not in {**before, **given}:
         raise ConfigError("--policy threshold needs --confidence-threshold, such as 0.5")
     if given.get("min_gain", 0.0) < 0.0:
         # Below it drafting would begin at a loss; the gain at which it ends may not lie above.
         given["keep_gain"] = given["min_gain"]
-    text = os.environ.get(SCHEDULING_VARIABLE, "").strip()
-    before = json.loads(text) if text else {}
     try:
         SchedulingConfig.from_fields({**before, **given})
     except ConfigError as error:

@@ -140,7 +140,8 @@ class DsparkWorker(compat.BaseSpecWorker):
         """Measure the step times that planning weighs; the draft runs eagerly, so there is nothing to capture."""
         if self._ragged:
             fingerprint = worker_fingerprint(self, self._target_path, self._tensor_parallel)
-            self.knowledge.start(lambda: measure_step_times(self), fingerprint, default_profile(self._target_path))
+            profile = default_profile(self._target_path, self.config.draft_path)
+            self.knowledge.start(lambda: measure_step_times(self), fingerprint, profile)
 
     def get_confidence_budget_prepare(self) -> None:
         """Return None: our own relay feeds the planner, at the start of each decode step."""

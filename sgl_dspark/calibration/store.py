@@ -111,7 +111,7 @@ def load(path: Path, *, gamma: int, draft_sha256: str | None) -> Calibration:
     try:
         kinds = {name: _kind_from_json(content[name]) for name in KINDS}
         stored = Calibration(int(content["gamma"]), str(content["draft_sha256"]), **kinds, data=dict(content["data"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CalibrationError(f"{path} is incomplete ({error}); calibrate again with: dspark calibrate") from error
     if stored.gamma != gamma:
         raise CalibrationError(f"{path} was made for gamma {stored.gamma}, the draft has {gamma}; calibrate again")

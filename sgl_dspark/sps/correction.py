@@ -9,7 +9,7 @@ from sgl_dspark.sps import terms as t
 from sgl_dspark.sps.curve import Curve
 from sgl_dspark.sps.model import StepTimeModel, assemble
 
-_SHARE_LEAST, _SHARE_MOST = 0.1, 20.0
+_SHARE_LEAST, _SHARE_MOST = 0.02, 50.0
 
 
 class Correction:

@@ -34,6 +34,11 @@ class RobustFilter:
     ----------
     mean, spread : float64 [P]
         Prior mean and standard deviation of the coefficients.
+
+    Attributes
+    ----------
+    resets : int
+        Times that the covariance had to begin again from the prior's.
     """
 
     def __init__(self, mean: NDArray[np.float64], spread: NDArray[np.float64]) -> None:
@@ -42,6 +47,7 @@ class RobustFilter:
         self._covariance = np.diag(self._prior)
         self._diagonal = self._covariance.reshape(-1)[:: self._prior.shape[0] + 1]
         self._walk = self._prior * _OWN_WALK**2
+        self.resets = 0
 
     def predict(self, x: NDArray[np.float64]) -> float:
         """Return the expected seconds of a step with regressors ``x`` (float64 [P])."""
@@ -66,7 +72,14 @@ class RobustFilter:
         self._diagonal += self._walk
         self._cap()
         reach = covariance @ x
-        variance = float(x @ reach) + noise_s * noise_s
+        own = float(x @ reach)
+        if not 0 <= own < np.inf:
+            # Rounding has eaten the covariance, after many shifts in a row: begin again from the prior's.
+            self.resets += 1
+            covariance[:] = np.diag(self._prior)
+            reach = covariance @ x
+            own = float(x @ reach)
+        variance = own + noise_s * noise_s
         error = seconds - float(x @ theta)
         surprise = abs(error) / variance**0.5
         gain = reach / variance
@@ -75,6 +88,9 @@ class RobustFilter:
             return "rejected"
         theta += gain * error
         covariance -= np.multiply.outer(gain, reach)
+        # Kept symmetric, or rounding makes it less than positive in the long run.
+        covariance += covariance.T
+        covariance *= 0.5
         return "accepted"
 
     def _cap(self) -> None:

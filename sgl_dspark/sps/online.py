@@ -26,7 +26,7 @@ _SHIFT_WINDOW, _SHIFT_COUNT = 8, 6
 _SHIFT_SELDOM, _SHIFT_APART = 3, 32
 _BIAS_WINDOW, _BIAS_EVERY = 12, 4
 _BIAS_LEAST, _BIAS_NOISE = 0.1, 1.25
-_EXPECTED_LEAST = 0.1
+_EXPECTED_LEAST = 0.02
 
 
 class _Mode:
@@ -78,7 +78,14 @@ class OnlineStepTime:
         self._errors: deque[float] = deque(maxlen=_ERROR_WINDOW)
         self._noise = _NOISE_START
         self._modes = {False: _Mode(), True: _Mode()}
-        self._correction = Correction(self._terms, self._filter.theta)
+        self._made: Correction | None = None
+
+    @property
+    def _correction(self) -> Correction:
+        """What the coefficients come to, made when it is asked for: a step may be learnt from and not priced."""
+        if self._made is None:
+            self._made = Correction(self._terms, self._filter.theta)
+        return self._made
 
     @property
     def tiers(self) -> NDArray[np.int64] | None:
@@ -117,7 +124,7 @@ class OnlineStepTime:
             self._learn(step, seconds)
         else:
             self._collect(step, seconds)
-        self._correction = Correction(self._terms, self._filter.theta)
+        self._made = None
 
     def _collect(self, step: tuple[int, int, int, int, int], seconds: float) -> None:
         """Hold back the first steps until an outlier among them can be told, since the prior's gate is wide."""

@@ -36,12 +36,13 @@ class Manager:
             if self.after is not None:
                 state["rounds"] = self.rounds.reply(self.after)
             states.append({"dspark_info_record": state, "tp_size": 1})
-        self.after = None
         return states
 
     async def set_internal_state(self, request: Any) -> list[bool]:
         numbers = dict(request.server_args)
-        self.after = numbers.pop(policy_codec.SEND_ROUNDS, None)
+        after = numbers.pop(policy_codec.SEND_ROUNDS, None)
+        if after is not None:
+            self.after = None if after < 0 else after
         if not self.refuses:
             self.configs = [policy_codec.decode(numbers, config) for config in self.configs]
         return [not self.refuses] * len(self.configs)
@@ -84,6 +85,12 @@ def test_a_scheduler_that_refuses_is_reported(monkeypatch: pytest.MonkeyPatch) -
     reply = client(monkeypatch, manager).post("/dspark/policy", json={"policy": "early-stop"})
     assert reply.status_code == 500
     assert "log" in reply.json()["error"]["message"]
+
+
+def test_the_state_never_carries_rounds_that_another_client_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = Manager(1)
+    manager.after = 0
+    assert "rounds" not in client(monkeypatch, manager).get("/dspark/state").json()
 
 
 def test_records_and_a_number_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,3 +143,13 @@ def test_a_calibration_of_another_draft_is_left_out_unless_it_was_named(
         knowledge(draft, calibration=str(draft / FILE_NAME))
     with pytest.raises(CalibrationError, match="there is no"):
         knowledge(draft, calibration=str(tmp_path / "absent.json"))
+
+
+def test_where_nothing_could_be_measured_serving_starts_without_step_times(
+    draft: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = knowledge(draft)
+    one.start(list, HERE, tmp_path / "times.json")
+    assert one.costs(1, GAMMA, 0) is None
+    assert "too small" in caplog.text
+    assert not (tmp_path / "times.json").exists()

@@ -41,6 +41,16 @@ def test_what_is_left_out_stays_but_the_length_of_another_policy() -> None:
     assert (named.verify_drafts, named.min_gain) == (None, 0.1)
 
 
+def test_what_cannot_change_while_serving_is_refused_by_the_worker_too() -> None:
+    with pytest.raises(ConfigError, match="lag"):
+        policy_codec.decode({"dspark_policy_lag": 0}, PlannerConfig())
+
+
+def test_a_lower_gain_takes_the_gain_at_which_drafting_ends_along() -> None:
+    numbers = policy_codec.encode({"min_gain": -0.5}, policy_codec.shown(PlannerConfig()), GAMMA)
+    assert policy_codec.decode(numbers, PlannerConfig()).keep_gain == -0.5
+
+
 @pytest.mark.parametrize(
     ("body", "named"),
     [

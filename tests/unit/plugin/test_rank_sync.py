@@ -25,7 +25,7 @@ OWN = (
 
 def _rank(rank: int, folder: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    sync = RankSync(torch.distributed.group.WORLD, 2, rank)
+    sync = RankSync(torch.distributed.group.WORLD, 2)
     lines = []
     for step in OWN:
         agreed = sync.decision(step[rank], REQUESTS)
@@ -52,9 +52,8 @@ def test_every_rank_gets_rank_zeros_decision(tmp_path: Path) -> None:
 def test_one_rank_sends_nothing() -> None:
     decision = Decision(1, True, 5, expected_tokens=math.pi)
     assert RankSync().decision(decision, REQUESTS) is decision
-    assert RankSync().decides
 
 
 def test_more_ranks_need_a_group() -> None:
     with pytest.raises(ValueError, match="group"):
-        RankSync(None, 2, 0)
+        RankSync(None, 2)

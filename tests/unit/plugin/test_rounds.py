@@ -38,3 +38,13 @@ def test_asking_for_what_is_not_there_yet_gives_nothing() -> None:
     fill(log, 0, 3)
     reply = log.reply(7)
     assert (reply["next"], reply["count"]) == (3, 0)
+
+
+def test_a_confidence_that_is_not_finite_is_left_out() -> None:
+    log = RoundLog(2, capacity=8)
+    logits = np.array([[0.0, 1.0], [np.nan, 1.0], [2.0, np.inf], [3.0, 1.0]], np.float32)
+    log.append(logits, np.full(4, 2), np.arange(4) % 2, np.zeros(4, bool))
+    records, following = from_wire(log.reply(0))
+    assert following == 2
+    assert records.logits[:, 0].tolist() == [0.0, 3.0]
+    assert records.accepted.tolist() == [0, 1]

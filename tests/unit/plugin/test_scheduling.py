@@ -15,7 +15,7 @@ pytest.importorskip("sglang")
 from dspark_sglang.config import SchedulingConfig
 from dspark_sglang.knowledge import Knowledge
 from dspark_sglang.sampling_bridge import RowSampling
-from dspark_sglang.scheduling import VerifyScheduler
+from dspark_sglang.scheduling import MOST_UNLEARNED, VerifyScheduler
 from dspark_sglang.step import Step
 from sgl_dspark.calibration.records import RecordSet, from_wire
 from sgl_dspark.errors import ConfigError
@@ -144,10 +144,39 @@ def test_no_draft_is_verified_past_the_end_of_the_context(tmp_path: Path) -> Non
         assert lens == [2, 1], name
 
 
-def test_a_backend_of_equal_lengths_verifies_whole_blocks(tmp_path: Path) -> None:
-    world = World(tmp_path, PlannerConfig(), ragged=False, priced=False)
+@pytest.mark.parametrize(
+    "config", [PlannerConfig(), PlannerConfig(max_budget=0), PlannerConfig("static", verify_drafts=0)]
+)
+def test_a_backend_of_equal_lengths_verifies_whole_blocks_whatever_was_decided(
+    tmp_path: Path, config: PlannerConfig
+) -> None:
+    """It takes gamma + 1 rows of every request, so that a plain step would make it read another request's rows."""
+    world = World(tmp_path, config, ragged=False, priced=False)
     assert world.step(PLAIN_DRAFTS, logit=-9.0) == [4, 4]
-    assert world.scheduler.state()["fallbacks"]["no_cost_model"] == 1
+    assert world.step(PLAIN_DRAFTS, lengths=(CONTEXT - 1, CONTEXT)) == [4, 4]
+
+
+def test_verdicts_that_never_come_do_not_shift_the_later_ones(tmp_path: Path) -> None:
+    world = World(tmp_path, PlannerConfig("static"))
+    for _ in range(MOST_UNLEARNED + 1):
+        world.step(PLAIN_DRAFTS, logit=1.0)
+    world.step(PLAIN_DRAFTS, logit=2.0)
+    world.scheduler.learn([1, 1])
+    assert world.records().logits[:, 0].tolist() == [2.0, 2.0]
+    assert world.scheduler.state()["fallbacks"]["step_without_verdict"] == 1
+
+
+def test_times_and_tokens_of_a_step_meet_in_either_order(tmp_path: Path) -> None:
+    world = World(tmp_path, PlannerConfig("static"))
+    world.step(PLAIN_DRAFTS)
+    world.scheduler.learn([1, 2])
+    world.step(PLAIN_DRAFTS)
+    world.step(PLAIN_DRAFTS)
+    world.scheduler.learn([0, 3])
+    for decision in world.scheduler.state()["decisions"][:2]:
+        assert decision["tokens"] == 5
+        assert decision["actual_s"] > 0
+        assert decision["predicted_s"] > 0
 
 
 def test_k_reads_confidences_that_are_two_steps_old_and_no_younger_ones(tmp_path: Path) -> None:
@@ -194,6 +223,7 @@ def test_the_state_is_plain_json_and_carries_rounds_only_when_asked(tmp_path: Pa
     world.scheduler.configure({"dspark_send_rounds_after": 3})
     shown = json.loads(json.dumps(world.scheduler.state(), allow_nan=False))
     assert shown["rounds"]["count"] == 5
+    world.scheduler.configure({"dspark_send_rounds_after": -1})
     assert "rounds" not in world.scheduler.state()
     assert shown["totals"]["drafts_verified"] == shown["totals"]["verify_tokens"] - shown["totals"]["rounds"]
     assert shown["survival"][0] == 1.0

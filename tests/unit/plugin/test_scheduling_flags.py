@@ -57,7 +57,8 @@ def test_flags_go_over_what_the_environment_says(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (("--verify-drafts", "-1"), "--verify-drafts"),
+        (("--policy", "static", "--verify-drafts", "-1"), "--verify-drafts: "),
+        (("--verify-drafts", "3"), "--policy static"),
         (("--max-verify-budget", "-2"), "--max-verify-budget"),
         (("--policy", "threshold"), "--confidence-threshold"),
         (("--confidence-threshold", "0.5"), "--policy threshold"),
@@ -76,3 +77,5 @@ def test_a_damaged_variable_is_refused(monkeypatch: pytest.MonkeyPatch, text: st
     monkeypatch.setenv(SCHEDULING_VARIABLE, text)
     with pytest.raises(ConfigError):
         SchedulingConfig.from_environment()
+    with pytest.raises(ConfigError):
+        configured("--policy", "adaptive")

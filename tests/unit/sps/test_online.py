@@ -187,3 +187,16 @@ def test_the_state_is_json() -> None:
     assert state["observations"] == 100
     assert state["host_s"] > 0
     assert state["error_median"] == online.error_median
+
+
+@pytest.mark.parametrize("factor", [0.05, 0.08, 0.3, 3.0, 30.0])
+def test_a_profile_of_a_far_slower_or_faster_machine_is_followed(factor: float) -> None:
+    """A profile that was measured while the machine was busy is wrong by any factor, and is kept for the next start."""
+    machine, online, random = started()
+    for number in range(1500):
+        requests = (1, 2, 4, 8)[number // 20 % 4]
+        drafted = requests if random.random() < 0.8 else 0
+        budget = int(random.integers(0, 4 * requests + 1)) if drafted else 0
+        seconds = machine.step(requests, budget, drafted, requests * 300) * factor
+        online.observe(requests, budget, drafted, requests * 300, 0, seconds * float(np.exp(random.normal(0, 0.05))))
+    assert online.error_median < 0.1
