@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dspark_sglang.bench import BenchError
+from dspark_sglang.calibrate.source import ADMIN_KEY
 
 ADAPTIVE = "adaptive"
 _TIMEOUT_S = 60
@@ -120,7 +122,10 @@ def mean_verify_len(counts: dict[str, float] | None) -> float | None:
 
 def _ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{url}{path}", data, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json"}
+    if os.environ.get(ADMIN_KEY):
+        headers["Authorization"] = f"Bearer {os.environ[ADMIN_KEY]}"
+    request = urllib.request.Request(f"{url}{path}", data, headers)
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
             found = json.loads(reply.read())
