@@ -16,6 +16,9 @@ import torch.nn.functional as F
 from dspark_sglang.attention.layout import RaggedPlan, Tile, build_plan
 from dspark_sglang.compat import AttentionBackend, KVWriteLoc, refuse_unsupported_layer
 
+# KV slots up to which the tiles of a plan are gathered together.
+MAX_GATHER = 16_384
+
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -23,10 +26,9 @@ if TYPE_CHECKING:
 
 
 def _run_tile(
-    tile: Tile, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """Attend the rows of one tile; returns ``[B * Q, K, G, D]``, padding included."""
-    rows = q_TKGD if tile.rows is None else q_TKGD.index_select(0, tile.rows)
+    tile: Tile, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, out: torch.Tensor
+) -> None:
+    """Attend a tile's rows ``[B * Q, K, G, D]``, padding included, to its KV ``[B * L, K, D]``; ``out`` is like rows."""
     _, num_kv, group, dim = rows.shape
     b, q, kv = tile.num_requests, tile.num_rows, tile.kv_len
     # The G query heads of a KV head become extra query rows, so K and V are read
@@ -34,11 +36,10 @@ def _run_tile(
     # no longer here, and a row's result then hardly depends on how many rows share the
     # pass, so that verification rounds as plain decoding does.
     q_BKRD = rows.view(b, q, num_kv, group, dim).permute(0, 2, 1, 3, 4).reshape(b, num_kv, q * group, dim).float()
-    k_BKLD = keys_SKD.index_select(0, tile.slots).view(b, kv, num_kv, dim).transpose(1, 2).float()
-    v_BKLD = values_SKD.index_select(0, tile.slots).view(b, kv, num_kv, dim).transpose(1, 2).float()
-    out = F.scaled_dot_product_attention(q_BKRD, k_BKLD, v_BKLD, attn_mask=tile.bias(group), scale=scale)
-    out = out.to(q_TKGD.dtype)
-    return out.reshape(b, num_kv, q, group, dim).permute(0, 2, 1, 3, 4).reshape(b * q, num_kv, group, dim)
+    k_BKLD = keys.view(b, kv, num_kv, dim).transpose(1, 2).float()
+    v_BKLD = values.view(b, kv, num_kv, dim).transpose(1, 2).float()
+    found = F.scaled_dot_product_attention(q_BKRD, k_BKLD, v_BKLD, attn_mask=tile.bias(group), scale=scale)
+    out.view(b, q, num_kv, group, dim).copy_(found.view(b, num_kv, q, group, dim).permute(0, 2, 1, 3, 4))
 
 
 def run_plan(
@@ -67,16 +68,30 @@ def run_plan(
     num_kv = keys_SKD.shape[1]
     q_TKGD = q_THD.view(num_rows, num_kv, heads // num_kv, dim)
     if len(plan.tiles) == 1 and plan.tiles[0].rows is None:
-        return _run_tile(plan.tiles[0], q_TKGD, keys_SKD, values_SKD, scale).reshape(num_rows, heads, dim)
-    out = torch.empty_like(q_TKGD)
+        slots = plan.tiles[0].slots
+        out = torch.empty_like(q_TKGD)
+        _run_tile(plan.tiles[0], q_TKGD, keys_SKD.index_select(0, slots), values_SKD.index_select(0, slots), scale, out)
+        return out.view(num_rows, heads, dim)
+    if not plan.tiles:
+        return torch.empty_like(q_THD)
+    # One gather for all tiles: in a decode step the calls cost as much as the copying. A prefill in chunks reads the
+    # same KV for each of its tiles, and gathers them one after the other.
+    gathers = plan.gathers
+    rows = q_TKGD.index_select(0, gathers.rows)
+    at_once = gathers.slots.numel() <= MAX_GATHER
+    if at_once:
+        all_keys, all_values = keys_SKD.index_select(0, gathers.slots), values_SKD.index_select(0, gathers.slots)
+    padded = torch.empty_like(rows)
+    row = slot = 0
     for tile in plan.tiles:
-        part = _run_tile(tile, q_TKGD, keys_SKD, values_SKD, scale)
-        rows = tile.rows
-        assert rows is not None
-        if tile.keep is not None:
-            part, rows = part.index_select(0, tile.keep), rows.index_select(0, tile.keep)
-        out.index_copy_(0, rows, part)
-    return out.view(num_rows, heads, dim)
+        row_end, slot_end = row + tile.num_requests * tile.num_rows, slot + tile.num_requests * tile.kv_len
+        if at_once:
+            keys, values = all_keys[slot:slot_end], all_values[slot:slot_end]
+        else:
+            keys, values = keys_SKD.index_select(0, tile.slots), values_SKD.index_select(0, tile.slots)
+        _run_tile(tile, rows[row:row_end], keys, values, scale, padded[row:row_end])
+        row, slot = row_end, slot_end
+    return padded.index_select(0, gathers.back).view(num_rows, heads, dim)
 
 
 class CpuRaggedBackend(AttentionBackend):

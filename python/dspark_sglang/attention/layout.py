@@ -76,6 +76,38 @@ class Tile:
         return bias
 
 
+@dataclass(frozen=True)
+class Gathers:
+    """Indices of a plan of several tiles: one gather each for queries, keys, values and results, not one per tile.
+
+    Attributes
+    ----------
+    rows : int64 [sum of B * Q]
+        Query row of each padded row, tile after tile.
+    slots : int64 [sum of B * L]
+        KV slots, tile after tile.
+    back : int64 [T]
+        Where among the padded rows each query row's result is.
+    """
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+    back: torch.Tensor
+
+    @classmethod
+    def of(cls, tiles: Sequence[Tile], num_rows: int) -> Gathers:
+        """Join the tiles' own indices."""
+        every = [tile.rows for tile in tiles if tile.rows is not None]
+        rows = torch.cat(every)
+        back = torch.empty(num_rows, dtype=torch.int64, device=rows.device)
+        start = 0
+        for tile, own in zip(tiles, every, strict=True):
+            real = torch.arange(own.numel(), device=own.device) if tile.keep is None else tile.keep
+            back[own.index_select(0, real)] = real + start
+            start += own.numel()
+        return cls(rows, torch.cat([tile.slots for tile in tiles]), back)
+
+
 @dataclass
 class RaggedPlan:
     """Attention of one forward over flat ragged query rows.
@@ -97,10 +129,19 @@ class RaggedPlan:
     causal: bool
     tiles: list[Tile]
 
+    _gathers: Gathers | None = None
+
     @property
     def num_rows(self) -> int:
         """Query rows T."""
         return sum(self.q_lens)
+
+    @property
+    def gathers(self) -> Gathers:
+        """How rows and KV of all tiles are gathered at once; made for the first layer, used by all."""
+        if self._gathers is None:
+            self._gathers = Gathers.of(self.tiles, self.num_rows)
+        return self._gathers
 
 
 @dataclass(frozen=True)
