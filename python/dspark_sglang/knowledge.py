@@ -48,8 +48,8 @@ class Knowledge:
     def __init__(self, config: SchedulingConfig, gamma: int, draft_path: str, identity: dict[str, Any]) -> None:
         self.config, self.identity = config, identity
         self.calibration_source, calibration = load_calibration(config, gamma, draft_path)
-        starts = (None, None) if calibration is None else (calibration.greedy.map, calibration.sampled.map)
-        self.calibration = OnlineCalibration(gamma, *starts, DRIFT)
+        greedy, sampled = (calibration.greedy.map, calibration.sampled.map) if calibration else (None, None)
+        self.calibration = OnlineCalibration(gamma, greedy, sampled, DRIFT)
         self.step_time: OnlineStepTime | None = None
         self.step_time_source = "none"
         self._waiting: list[tuple[np.ndarray, ...]] = []

@@ -15,6 +15,7 @@ from dspark_sglang.attention.layout import build_plan
 from tests.support.naive_attention import naive_attention
 
 pytest.importorskip("sglang")
+from dspark_sglang.attention import cpu
 from dspark_sglang.attention.cpu import run_plan
 
 DIM = 4
@@ -90,6 +91,15 @@ def test_prefills_that_are_cut_into_pieces(
         patch.setattr(layout, "MAX_TILE_ROWS", limit)
         plan = Case.random(requests, 2, 2, seed).check(causal=causal)
     assert all(tile.num_rows <= limit for tile in plan.tiles)
+
+
+@settings(max_examples=40, deadline=None)
+@given(requests=REQUESTS, causal=st.booleans(), seed=st.integers(0, 10**6))
+def test_tiles_whose_kv_is_too_much_to_gather_at_once(requests: list[tuple[int, int]], causal: bool, seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "MAX_GATHER", 0)
+        patch.setattr(layout, "PADDING_FREE_AREA", 0)
+        Case.random(requests, 2, 2, seed).check(causal=causal)
 
 
 @settings(max_examples=60, deadline=None)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def _run_tile(
     tile: Tile, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, out: torch.Tensor
 ) -> None:
-    """Attend a tile's rows ``[B * Q, K, G, D]``, padding included, to its KV ``[B * L, K, D]``; ``out`` is like rows."""
+    """Attend a tile's rows ``[B * Q, K, G, D]``, padding included, to its KV ``[B * L, K, D]``; writes ``out``."""
     _, num_kv, group, dim = rows.shape
     b, q, kv = tile.num_requests, tile.num_rows, tile.kv_len
     # The G query heads of a KV head become extra query rows, so K and V are read
