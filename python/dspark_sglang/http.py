@@ -14,61 +14,68 @@ from fastapi.responses import JSONResponse
 from dspark_sglang.policy_codec import SEND_ROUNDS, encode
 from sgl_dspark.errors import ConfigError
 
+# One reader of rounds at a time, since the scheduler remembers one number to send them from.
+_READING = asyncio.Lock()
+
 
 def add_routes(app: FastAPI) -> None:
     """Add our routes to SGLang's application, once, before it serves."""
-    from sglang.srt.managers.io_struct import SetInternalStateReq
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
-    # One reader of rounds at a time, since the scheduler remembers one number to send them from.
-    turn = asyncio.Lock()
-
-    async def state() -> JSONResponse:
-        """Model, calibration, step times, last decisions, totals and fallbacks of each worker."""
-        found = await _worker_states()
-        if not found:
-            return _refusal(404, "no DSpark worker serves here; start without --plain to see one")
-        for one in found:
-            # Somebody may be reading records at this moment.
-            one.pop("rounds", None)
-        return JSONResponse(found[0] if len(found) == 1 else {"replicas": found})
-
-    @auth_level(AuthLevel.ADMIN_OPTIONAL)
-    async def policy(request: Request) -> JSONResponse:
-        """Switch how much is verified, while requests run."""
-        found = await _worker_states()
-        if not found:
-            return _refusal(404, "no DSpark worker serves here; start without --plain to choose a policy")
-        try:
-            body = await request.json()
-        except ValueError:
-            return _refusal(400, 'the body is not JSON; send {"policy": "adaptive"} for example')
-        try:
-            numbers = encode(body, found[0]["policy"], found[0]["model"]["gamma"])
-        except ConfigError as error:
-            return _refusal(400, str(error))
-        done = await _manager().set_internal_state(SetInternalStateReq(server_args=numbers))
-        if not all(done):
-            return _refusal(500, "the scheduler refused the policy; its log says why")
-        return JSONResponse({"policy": (await _worker_states())[0]["policy"]})
-
-    @auth_level(AuthLevel.ADMIN_OPTIONAL)
-    async def records(after: int = Query(0, ge=0)) -> JSONResponse:
-        """Return verified rounds from number ``after`` on; see `dspark_sglang.rounds.RoundLog.reply`."""
-        async with turn:
-            await _manager().set_internal_state(SetInternalStateReq(server_args={SEND_ROUNDS: after}))
-            try:
-                found = await _worker_states()
-            finally:
-                await _manager().set_internal_state(SetInternalStateReq(server_args={SEND_ROUNDS: -1}))
-        rounds = found[0].get("rounds") if found else None
-        if rounds is None:
-            return _refusal(404, "no DSpark worker serves here; start without --plain to record rounds")
-        return JSONResponse(rounds)
-
+    guarded = auth_level(AuthLevel.ADMIN_OPTIONAL)
     app.add_api_route("/dspark/state", state, methods=["GET"])
-    app.add_api_route("/dspark/policy", policy, methods=["POST"])
-    app.add_api_route("/dspark/records", records, methods=["GET"])
+    app.add_api_route("/dspark/policy", guarded(policy), methods=["POST"])
+    app.add_api_route("/dspark/records", guarded(records), methods=["GET"])
+
+
+async def state() -> JSONResponse:
+    """Model, calibration, step times, last decisions, totals and fallbacks of each worker."""
+    found = await _worker_states()
+    if not found:
+        return _refusal(404, "no DSpark worker serves here; start without --plain to see one")
+    for one in found:
+        # Somebody may be reading records at this moment.
+        one.pop("rounds", None)
+    return JSONResponse(found[0] if len(found) == 1 else {"replicas": found})
+
+
+async def policy(request: Request) -> JSONResponse:
+    """Switch how much is verified, while requests run."""
+    found = await _worker_states()
+    if not found:
+        return _refusal(404, "no DSpark worker serves here; start without --plain to choose a policy")
+    try:
+        body = await request.json()
+    except ValueError:
+        return _refusal(400, 'the body is not JSON; send {"policy": "adaptive"} for example')
+    try:
+        numbers = encode(body, found[0]["policy"], found[0]["model"]["gamma"])
+    except ConfigError as error:
+        return _refusal(400, str(error))
+    if not await _tell(numbers):
+        return _refusal(500, "the scheduler refused the policy; its log says why")
+    return JSONResponse({"policy": (await _worker_states())[0]["policy"]})
+
+
+async def records(after: int = Query(0, ge=0)) -> JSONResponse:
+    """Return verified rounds from number ``after`` on; see `dspark_sglang.rounds.RoundLog.reply`."""
+    async with _READING:
+        await _tell({SEND_ROUNDS: after})
+        try:
+            found = await _worker_states()
+        finally:
+            await _tell({SEND_ROUNDS: -1})
+    rounds = found[0].get("rounds") if found else None
+    if rounds is None:
+        return _refusal(404, "no DSpark worker serves here; start without --plain to record rounds")
+    return JSONResponse(rounds)
+
+
+async def _tell(numbers: dict[str, int | float]) -> bool:
+    """Send numbers to every worker; whether all took them."""
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    return all(await _manager().set_internal_state(SetInternalStateReq(server_args=numbers)))
 
 
 def _manager() -> Any:
