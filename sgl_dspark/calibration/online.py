@@ -122,6 +122,9 @@ class OnlineCalibration:
         self.empirical[index] = state.empirical
 
 
+_MOST_CREDIT = 2.0
+
+
 @dataclass
 class FullLengthProbes:
     """Decides which rounds are verified in full although the plan trims them, so that late slots stay observed.
@@ -134,6 +137,8 @@ class FullLengthProbes:
         Extra tokens that probes may cost, as a share of all verify tokens, in [0, 1).
     verify_tokens, extra_tokens, probes : int
         Counters since the start: verify tokens of all steps, tokens that probes added, and probes.
+    credit : float
+        Tokens that probes may add now, at most two blocks.
     """
 
     gamma: int
@@ -141,6 +146,7 @@ class FullLengthProbes:
     verify_tokens: int = 0
     extra_tokens: int = 0
     probes: int = 0
+    credit: float = 0.0
 
     def full_length_probe(self, step: int, requests: int, verify_tokens: int) -> int:
         """Return the request, 0..requests-1, whose block is verified in full in this step, or -1.
@@ -155,10 +161,12 @@ class FullLengthProbes:
             B that the plan would verify, anchors included; counted.
         """
         self.verify_tokens += verify_tokens
+        # What was not spent while nothing was trimmed must not be spent all at once when trimming begins.
+        self.credit = min(self.credit + self.max_share * verify_tokens, _MOST_CREDIT * self.gamma)
         if requests < 1 or verify_tokens >= requests * (self.gamma + 1):
             return -1
         # The whole block is reserved, so the bound holds whatever the probe turns out to cost.
-        if self.extra_tokens + self.gamma > self.max_share * self.verify_tokens:
+        if self.credit < self.gamma:
             return -1
         # Multiplying by the golden ratio visits all requests evenly, in no rhythm with their order.
         return int(step * 0.6180339887498949 % 1.0 * requests)
@@ -167,6 +175,7 @@ class FullLengthProbes:
         """Count a probe and the tokens that it added, 0..gamma."""
         self.probes += 1
         self.extra_tokens += extra_tokens
+        self.credit -= extra_tokens
 
     @property
     def share(self) -> float:

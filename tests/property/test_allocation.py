@@ -109,7 +109,7 @@ def test_a_slot_is_not_moved_by_what_its_own_draft_could_change(case: tuple[Any,
     for values in (logits, other):
         allocator = Allocator(gamma, OnlineCalibration(gamma))
         # Enough earlier steps that a probe falls due; whom it chooses is a matter of counts.
-        allocator.probes.verify_tokens = 10_000
+        allocator.probes.credit = 2.0 * gamma
         step = step_of(rooms, decision, costs, number=7)
         allocator.allocate(step, block_of(values), config)
         verified.append(bool(step.lens[row] > slot))

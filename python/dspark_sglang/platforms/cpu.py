@@ -90,9 +90,7 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
         pack_weights(model)
 
     def init_backend(self) -> None:
-        """Register the attention backend in the worker process, and let it keep its memory."""
+        """Register the attention backend in the worker process."""
         from dspark_sglang.attention.register import register_cpu_backend
-        from dspark_sglang.heap import keep_freed_memory
 
         register_cpu_backend()
-        keep_freed_memory()

@@ -242,3 +242,17 @@ def test_no_probe_where_everything_is_verified_or_nobody_runs() -> None:
     assert probes.full_length_probe(0, 0, 0) == -1
     assert FullLengthProbes(GAMMA).share == 0
     assert FullLengthProbes(GAMMA, max_share=0.0).full_length_probe(1, 4, 400) == -1
+
+
+def test_probes_that_were_not_needed_are_not_made_up_for_all_at_once() -> None:
+    """Whole blocks for an hour, then a policy that trims: the bound holds for the steps from there on."""
+    probes = FullLengthProbes(GAMMA, max_share=0.01)
+    for step in range(10_000):
+        assert probes.full_length_probe(step, 16, 16 * (GAMMA + 1)) == -1
+    trimmed = extra = 0
+    for step in range(200):
+        trimmed += 16 + 5
+        if probes.full_length_probe(step, 16, 16 + 5) >= 0:
+            probes.charge(GAMMA)
+            extra += GAMMA
+    assert 0 < extra <= 0.01 * trimmed + 2 * GAMMA
