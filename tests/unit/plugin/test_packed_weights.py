@@ -15,7 +15,7 @@ from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from dspark_sglang import packed_weights
 from dspark_sglang.packed_weights import PackedLinearMethod, pack_weights, packing_wanted, renew_weights
 from sgl_dspark.errors import ConfigError
-from sgl_dspark.model.packed import Linear, can_pack, frozen_linear
+from sgl_dspark.model.packed import Linear, can_pack, frozen_linear, padded_rows
 
 
 class Layer(nn.Module):
@@ -71,7 +71,14 @@ def test_only_plain_layers_of_a_dtype_with_kernels_are_replaced() -> None:
     assert type(special.quant_method) is Special
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 40])
+def test_products_come_in_few_sizes_that_waste_little() -> None:
+    sizes = {rows: padded_rows(rows) for rows in range(1, 5000)}
+    assert all(rows <= size <= max(rows * 1.9, rows + 7) for rows, size in sizes.items())
+    assert all(size <= rows * 1.25 for rows, size in sizes.items() if rows > 32)
+    assert len(set(sizes.values())) < 80
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 9, 40, 300])
 def test_a_frozen_linear_map_of_any_number_of_rows(rows: int) -> None:
     weight, x = Layer(torch.float32).weight, torch.randn(rows, 32)
     torch.testing.assert_close(frozen_linear(weight)(x), torch.nn.functional.linear(x, weight))
