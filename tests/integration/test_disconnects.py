@@ -1,4 +1,4 @@
-"""Thirteen hundred short requests, many of whose clients go away: nothing keeps running, no slot is lost, memory is flat."""
+"""Many short requests, many of whose clients go away: nothing keeps running, no slot is lost, memory is flat."""
 
 from __future__ import annotations
 
