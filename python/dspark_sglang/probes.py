@@ -6,6 +6,7 @@ request is there. The host's share (scheduling, streaming) is not in it; serving
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ from dspark_sglang.sampling_bridge import RowSampling
 from sgl_dspark.sps.fit import Kind, Probe
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from dspark_sglang.verify import VerifyWindow
     from dspark_sglang.worker import DsparkWorker
     from sgl_dspark.sampling.block import DraftBlock
 
@@ -108,17 +114,15 @@ def measure_step_times(worker: DsparkWorker) -> list[Probe]:
     ]
 
 
-class _slot_table_restored:  # noqa: N801
-    """Zeroes the rows of the slot table that the probes fill, as SGLang expects them of free rows."""
-
-    def __init__(self, worker: DsparkWorker) -> None:
-        self._table = worker.model_runner.req_to_token_pool.req_to_token
-
-    def __enter__(self) -> None:
-        self._before = self._table.clone()
-
-    def __exit__(self, *_: object) -> None:
-        self._table.copy_(self._before)
+@contextlib.contextmanager
+def _slot_table_restored(worker: DsparkWorker) -> Iterator[None]:
+    """Zero the rows of the slot table that the probes fill, as SGLang expects them of free rows."""
+    table = worker.model_runner.req_to_token_pool.req_to_token
+    before = table.clone()
+    try:
+        yield
+    finally:
+        table.copy_(before)
 
 
 def _one_step(worker: DsparkWorker, point: Point) -> dict[Kind, float]:
@@ -147,7 +151,15 @@ def _one_step(worker: DsparkWorker, point: Point) -> dict[Kind, float]:
     return took
 
 
-def _verify(worker, window, anchors, block: DraftBlock | None, seq_lens, rows_of_table, rows) -> None:  # type: ignore[no-untyped-def]
+def _verify(
+    worker: DsparkWorker,
+    window: VerifyWindow,
+    anchors: Tensor,
+    block: DraftBlock | None,
+    seq_lens: Tensor,
+    rows_of_table: Tensor,
+    rows: RowSampling,
+) -> None:
     verify_input = worker.parts.verify_input(anchors, block, window)
     output = compat.forward_target_probe(
         worker._target_worker, verify_input, seq_lens, rows_of_table, window.pack(window.slots)

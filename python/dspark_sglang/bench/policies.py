@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dspark_sglang.bench import BenchError
-from dspark_sglang.calibrate.source import ADMIN_KEY
+from dspark_sglang.calibrate.source import Server, ServerError
 
 ADAPTIVE = "adaptive"
-_TIMEOUT_S = 60
 # Name of a policy, what follows its colon, and how that reads.
 _VALUES: dict[str, tuple[str, Callable[[str], float]] | None] = {
     ADAPTIVE: None,
@@ -121,17 +116,7 @@ def mean_verify_len(counts: dict[str, float] | None) -> float | None:
 
 
 def _ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
-    if os.environ.get(ADMIN_KEY):
-        headers["Authorization"] = f"Bearer {os.environ[ADMIN_KEY]}"
-    request = urllib.request.Request(f"{url}{path}", data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
-            found = json.loads(reply.read())
-    except urllib.error.HTTPError as error:
-        said = error.read().decode(errors="replace").strip()[:300]
-        raise BenchError(f"{url}{path} answered {error.code}: {said or error.reason}") from error
-    except (OSError, ValueError) as error:
-        raise BenchError(f"{url}{path} failed: {error}") from error
-    return found if isinstance(found, dict) else {}
+        return Server(url).ask(path, body)
+    except ServerError as error:
+        raise BenchError(str(error)) from error
