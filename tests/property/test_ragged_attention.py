@@ -1,7 +1,8 @@
-"""The ragged plan and its CPU executor against attention written as loops over requests, rows and heads."""
+"""The ragged plan and its two CPU executors against attention written as loops over requests, rows and heads."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -12,14 +13,17 @@ from torch import Tensor
 
 from dspark_sglang.attention import layout
 from dspark_sglang.attention.layout import build_plan
+from sgl_dspark.errors import ConfigError
 from tests.support.naive_attention import naive_attention
 
 pytest.importorskip("sglang")
-from dspark_sglang.attention import cpu
+from dspark_sglang.attention import cpu, kernel
 from dspark_sglang.attention.cpu import run_plan
 
-DIM = 4
+# Head dims that only the tiles compute, and that the kernel does: in one part, in two of one vector, in two of two.
+TILED, KERNEL = 4, (16, 48, 64)
 SCALE = 0.7
+KV_DTYPES = [torch.float32, torch.bfloat16]
 DECODE = st.tuples(st.just(1), st.integers(0, 60))
 VERIFY = st.tuples(st.integers(1, 8), st.integers(0, 60))
 PREFILL = st.tuples(st.integers(1, 40), st.integers(0, 30))
@@ -40,7 +44,7 @@ class Case:
     values: Tensor
 
     @classmethod
-    def random(cls, requests: list[tuple[int, int]], num_kv: int, group: int, seed: int) -> Case:
+    def random(cls, requests: list[tuple[int, int]], num_kv: int, group: int, seed: int, dim: int = TILED) -> Case:
         generator = torch.Generator().manual_seed(seed)
         q_lens, kv_lens = [q for q, _ in requests], [q + prefix for q, prefix in requests]
         width, num_slots = max(kv_lens) + 5, sum(kv_lens) + 4
@@ -51,11 +55,11 @@ class Case:
         own = (torch.randperm(num_slots - 1, generator=generator) + 1).to(torch.int32)
         for r, part in zip(rows.tolist(), own[: sum(kv_lens)].split(kv_lens), strict=True):
             table[r, : len(part)] = part
-        keys, values = torch.randn(2, num_slots, num_kv, DIM, generator=generator)
+        keys, values = torch.randn(2, num_slots, num_kv, dim, generator=generator)
         # Slots that belong to nobody here hold the worst that an overflow in another request can leave.
         keys[own[sum(kv_lens) :].long()] = torch.nan
         values[own[sum(kv_lens) :].long()] = torch.inf
-        queries = torch.randn(sum(q_lens), num_kv * group, DIM, generator=generator)
+        queries = torch.randn(sum(q_lens), num_kv * group, dim, generator=generator)
         return cls(table, rows, q_lens, kv_lens, queries, keys, values)
 
     def slots_of(self) -> list[list[int]]:
@@ -77,9 +81,14 @@ class Case:
     heads=st.sampled_from([(1, 1), (1, 3), (2, 1), (2, 2), (3, 3)]),
     causal=st.booleans(),
     seed=st.integers(0, 10**6),
+    dim=st.sampled_from([TILED, *KERNEL]),
 )
-def test_mixed_requests(requests: list[tuple[int, int]], heads: tuple[int, int], causal: bool, seed: int) -> None:
-    Case.random(requests, *heads, seed=seed).check(causal=causal)
+def test_mixed_requests(
+    requests: list[tuple[int, int]], heads: tuple[int, int], causal: bool, seed: int, dim: int
+) -> None:
+    case = Case.random(requests, *heads, seed=seed, dim=dim)
+    assert kernel.supported(case.queries, case.keys, case.values) == (dim in KERNEL)
+    case.check(causal=causal)
 
 
 @settings(max_examples=60, deadline=None)
@@ -114,10 +123,12 @@ def test_tiles_of_requests_that_are_never_padded(requests: list[tuple[int, int]]
 
 @settings(max_examples=40, deadline=None)
 @given(
-    lens=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 60)), min_size=1, max_size=6), seed=st.integers(0, 10**6)
+    lens=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 60)), min_size=1, max_size=6),
+    seed=st.integers(0, 10**6),
+    dim=st.sampled_from([TILED, *KERNEL]),
 )
-def test_rows_do_not_depend_on_the_company_they_keep(lens: list[tuple[int, int]], seed: int) -> None:
-    case = Case.random(lens, 2, 2, seed)
+def test_rows_do_not_depend_on_the_company_they_keep(lens: list[tuple[int, int]], seed: int, dim: int) -> None:
+    case = Case.random(lens, 2, 2, seed, dim)
     together = run_plan(
         build_plan(case.table, case.request_rows, case.q_lens, case.kv_lens, causal=True),
         case.queries,
@@ -130,14 +141,96 @@ def test_rows_do_not_depend_on_the_company_they_keep(lens: list[tuple[int, int]]
         alone = build_plan(case.table, case.request_rows[i : i + 1], [q_len], [case.kv_lens[i]], causal=True)
         own = slice(row, row + q_len)
         got = run_plan(alone, case.queries[own], case.keys, case.values, SCALE)
-        torch.testing.assert_close(got, together[own], rtol=1e-5, atol=1e-6)
+        close = {"rtol": 0.0, "atol": 0.0} if dim in KERNEL else {"rtol": 1e-5, "atol": 1e-6}
+        torch.testing.assert_close(got, together[own], **close)
         row += q_len
 
 
+@settings(max_examples=40, deadline=None)
+@given(q_len=st.integers(1, 9), prefix=st.integers(0, 40), seed=st.integers(0, 10**6), dtype=st.sampled_from(KV_DTYPES))
+def test_the_kernel_verifies_to_the_last_bit_as_it_decodes(
+    q_len: int, prefix: int, seed: int, dtype: torch.dtype
+) -> None:
+    case = Case.random([(q_len, prefix)], 2, 3, seed, 32)
+    tensors = [x.to(dtype) for x in (case.queries, case.keys, case.values)]
+    verified = run_plan(build_plan(case.table, case.request_rows, [q_len], case.kv_lens, causal=True), *tensors, SCALE)
+    for j in range(q_len):
+        one = build_plan(case.table, case.request_rows, [1], [prefix + j + 1], causal=True)
+        decoded = run_plan(one, tensors[0][j : j + 1], *tensors[1:], SCALE)
+        assert torch.equal(decoded, verified[j : j + 1])
+
+
+def test_the_kernel_gives_the_same_with_several_threads() -> None:
+    case = Case.random([(5, 40), (1, 70), (0, 3), (33, 9)], 3, 2, seed=8, dim=32)
+    plan = build_plan(case.table, case.request_rows, case.q_lens, case.kv_lens, causal=True)
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append(run_plan(plan, case.queries, case.keys, case.values, SCALE))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("which", ["queries", "keys", "values"])
+def test_the_kernel_shows_a_number_that_is_none_and_only_where_it_is_seen(which: str) -> None:
+    case = Case.random([(4, 20), (4, 20)], 1, 2, seed=9, dim=16)
+    if which == "queries":
+        case.queries[2] = torch.nan
+    else:
+        slot = case.slots_of()[0][10]
+        getattr(case, which)[slot] = torch.nan
+    plan = build_plan(case.table, case.request_rows, case.q_lens, case.kv_lens, causal=True)
+    broken = run_plan(plan, case.queries, case.keys, case.values, SCALE).isnan().flatten(1).any(1).tolist()
+    assert broken == [which != "queries" or row == 2 for row in range(4)] + [False] * 4
+
+
+def test_scores_far_apart_underflow_to_nothing() -> None:
+    case = Case.random([(8, 24)], 1, 1, seed=10, dim=16)
+    case.keys.mul_(200)
+    case.check(causal=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda q, k, v: (q.half(), k.half(), v.half()), "dtype"),
+        (lambda q, k, v: (q, k.bfloat16(), v.bfloat16()), "KV of another type than the queries"),
+        (lambda q, k, v: (q[..., :8], k[..., :8].contiguous(), v[..., :8].contiguous()), "head dim"),
+        (lambda q, k, v: (q, k[::2], v[::2]), "a pool with gaps"),
+    ],
+)
+def test_what_the_kernel_cannot_compute_is_left_to_the_tiles(
+    change: Callable[..., tuple[Tensor, ...]], why: str
+) -> None:
+    case = Case.random([(2, 5)], 1, 2, seed=11, dim=16)
+    tensors = case.queries, case.keys, case.values
+    assert kernel.supported(*tensors)
+    assert not kernel.supported(*change(*tensors)), why
+
+
+def test_the_kernel_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case.random([(2, 5)], 1, 2, seed=11, dim=16)
+    try:
+        for text, expected in (("0", False), ("1", True), ("", True)):
+            monkeypatch.setenv(kernel.KERNEL_VARIABLE, text)
+            kernel.wanted.cache_clear()
+            assert kernel.supported(case.queries, case.keys, case.values) is expected
+        monkeypatch.setenv(kernel.KERNEL_VARIABLE, "yes")
+        kernel.wanted.cache_clear()
+        with pytest.raises(ConfigError, match="must be 0 or 1, not 'yes'"):
+            kernel.wanted()
+    finally:
+        kernel.wanted.cache_clear()
+
+
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_long_prefill_beside_short_requests(causal: bool, dtype: torch.dtype) -> None:
-    case = Case.random([(300, 40), (1, 500), (8, 33), (0, 10), (260, 0)], 1, 2, seed=3)
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dim", [TILED, 16])
+def test_a_long_prefill_beside_short_requests(causal: bool, dtype: torch.dtype, dim: int) -> None:
+    case = Case.random([(300, 40), (1, 500), (8, 33), (0, 10), (260, 0)], 1, 2, seed=3, dim=dim)
     if dtype is torch.float32:
         plan = case.check(causal=causal)
         assert len(plan.tiles) > 1

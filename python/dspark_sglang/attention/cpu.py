@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from dspark_sglang.attention import kernel
 from dspark_sglang.attention.layout import RaggedPlan, Tile, build_plan
 from dspark_sglang.compat import AttentionBackend, KVWriteLoc, refuse_unsupported_layer
 
@@ -64,6 +65,15 @@ def run_plan(
         In the query's dtype; rows are independent of how the plan was tiled up
         to rounding.
     """
+    if kernel.supported(q_THD, keys_SKD, values_SKD):
+        return kernel.attend(plan, q_THD, keys_SKD, values_SKD, scale)
+    return run_tiles(plan, q_THD, keys_SKD, values_SKD, scale)
+
+
+def run_tiles(
+    plan: RaggedPlan, q_THD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Do the same in padded tiles of torch's own attention: any head dim, dtype and device."""
     num_rows, heads, dim = q_THD.shape
     num_kv = keys_SKD.shape[1]
     q_TKGD = q_THD.view(num_rows, num_kv, heads // num_kv, dim)

@@ -10,8 +10,10 @@ request, Q query rows of a tile, B requests of a tile.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ MAX_TILE_ROWS = 256
 # useful one (plus a constant below which padding costs less than a kernel call).
 PADDING_FACTOR = 1.5
 PADDING_FREE_AREA = 4096
+# (query, head) rows that the kernel computes together.
+LANES = 16
 # SGLang never hands this slot out.
 PADDING_SLOT = 0
 
@@ -108,7 +112,6 @@ class Gathers:
         return cls(rows, torch.cat([tile.slots for tile in tiles]), back)
 
 
-@dataclass
 class RaggedPlan:
     """Attention of one forward over flat ragged query rows.
 
@@ -120,28 +123,106 @@ class RaggedPlan:
     causal : bool
         Rows are the last ``q_lens[r]`` tokens of their request and see nothing
         after themselves; otherwise every row sees all of its request's KV.
-    tiles : list of Tile
-        How the CPU backend executes it.
+    req_to_token : int [requests of the pool, max context]
+    request_rows : int64 [R]
+        Row of ``req_to_token`` for each request.
     """
 
-    q_lens: list[int]
-    kv_lens: list[int]
-    causal: bool
-    tiles: list[Tile]
-
-    _gathers: Gathers | None = None
+    def __init__(
+        self,
+        q_lens: list[int],
+        kv_lens: list[int],
+        causal: bool,
+        req_to_token: torch.Tensor,
+        request_rows: torch.Tensor,
+    ) -> None:
+        self.q_lens, self.kv_lens, self.causal = q_lens, kv_lens, causal
+        self.req_to_token, self.request_rows = req_to_token, request_rows
+        self._work: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
 
     @property
     def num_rows(self) -> int:
         """Query rows T."""
         return sum(self.q_lens)
 
-    @property
+    @cached_property
+    def tiles(self) -> list[Tile]:
+        """How the padded executor runs it: one dense tile for requests of like size; others get tiles of their own."""
+        pieces = _pieces(self.q_lens, self.kv_lens, self.causal)
+        if not pieces:
+            return []
+        total = self.num_rows
+        return [_tile(g, total, self.req_to_token, self.request_rows, self.causal) for g in _group(pieces)]
+
+    @cached_property
     def gathers(self) -> Gathers:
         """How rows and KV of all tiles are gathered at once; made for the first layer, used by all."""
-        if self._gathers is None:
-            self._gathers = Gathers.of(self.tiles, self.num_rows)
-        return self._gathers
+        return Gathers.of(self.tiles, self.num_rows)
+
+    @cached_property
+    def host(self) -> HostPlan:
+        """The same on the host, for the executor that needs no tiles."""
+        return HostPlan.of(self)
+
+    def work(self, num_kv: int, group: int) -> tuple[np.ndarray, ...]:
+        """Return `work_items` of these rows; made for the first layer, used by all."""
+        found = self._work.get((num_kv, group))
+        if found is None:
+            found = self._work[num_kv, group] = work_items(np.diff(self.host.indptr), num_kv, group)
+        return found
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Arrays of a plan in the host's memory.
+
+    Attributes
+    ----------
+    table : int32 or int64 [requests of the pool, max context]
+        Shares memory with ``req_to_token``.
+    request_rows, kv_lens : int64 [R]
+    indptr : int64 [R + 1]
+        First query row of each request, then T.
+    longest : int
+        Most KV tokens of a request.
+    """
+
+    table: np.ndarray
+    request_rows: np.ndarray
+    kv_lens: np.ndarray
+    indptr: np.ndarray
+    longest: int
+
+    @classmethod
+    def of(cls, plan: RaggedPlan) -> HostPlan:
+        """Convert; free on a CPU."""
+        indptr = np.zeros(len(plan.q_lens) + 1, np.int64)
+        np.cumsum(plan.q_lens, out=indptr[1:])
+        # Sync: none on a CPU, where alone this is used.
+        table, rows = plan.req_to_token.cpu().contiguous().numpy(), plan.request_rows.cpu().long().contiguous().numpy()
+        return cls(table, rows, np.array(plan.kv_lens, np.int64), indptr, max(plan.kv_lens, default=0))
+
+
+def work_items(q_lens: np.ndarray, num_kv: int, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Split a forward into parts that share nothing: up to LANES query rows of one request and one KV head.
+
+    Parameters
+    ----------
+    q_lens : int64 [R]
+    num_kv, group : int
+        KV heads, and query heads per KV head.
+
+    Returns
+    -------
+    request, head, row : int64 [N]
+        ``row`` counts (query, head of the group) pairs of the request. Parts that read the same KV are neighbours.
+    """
+    chunks = -(-(q_lens * group) // LANES)
+    counts = chunks * num_kv
+    request = np.repeat(np.arange(len(q_lens)), counts)
+    within = np.arange(len(request)) - np.repeat(np.cumsum(counts) - counts, counts)
+    head, chunk = np.divmod(within, chunks[request])
+    return request, head, chunk * LANES
 
 
 @dataclass(frozen=True)
@@ -159,8 +240,6 @@ def _pieces(q_lens: Sequence[int], kv_lens: Sequence[int], causal: bool) -> list
     pieces = []
     row = 0
     for request, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
-        if not 0 <= q_len <= kv_len:
-            raise ValueError(f"request {request}: {q_len} query rows do not fit in {kv_len} KV tokens")
         for start in range(0, q_len, MAX_TILE_ROWS):
             count = min(MAX_TILE_ROWS, q_len - start)
             first = kv_len - q_len + start
@@ -255,15 +334,13 @@ def build_plan(
     Returns
     -------
     RaggedPlan
-        One dense tile for requests of like size; requests whose sizes differ
-        too much for padding to pay get tiles of their own.
 
     Raises
     ------
     ValueError
         If a request has more query rows than KV tokens.
     """
-    pieces = _pieces(q_lens, kv_lens, causal)
-    total = sum(q_lens)
-    tiles = [_tile(g, total, req_to_token, request_rows, causal) for g in _group(pieces)] if pieces else []
-    return RaggedPlan(list(q_lens), list(kv_lens), causal, tiles)
+    for request, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
+        if not 0 <= q_len <= kv_len:
+            raise ValueError(f"request {request}: {q_len} query rows do not fit in {kv_len} KV tokens")
+    return RaggedPlan(list(q_lens), list(kv_lens), causal, req_to_token, request_rows)
