@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from sgl_dspark.config import DrafterConfig
 
 SUPPORTED_SGLANG = "0.5.23"
+# Longer than any answer.
+NO_LIMIT = 1 << 40
 
 __all__ = [
     "SUPPORTED_SGLANG",
@@ -175,6 +177,17 @@ def request_identities(batch: ScheduleBatch, runner: ModelRunner) -> tuple[Tenso
 def is_over(request: Any) -> bool:
     """Whether a request has ended or left the batch; what its rows still produce is dropped."""
     return bool(request.finished() or request.is_retracted)
+
+
+def final_length(request: Any) -> int:
+    """Return the most tokens that prompt and answer of a request come to."""
+    limit = request.sampling_params.max_new_tokens
+    return len(request.origin_input_ids) + (NO_LIMIT if limit is None else limit)
+
+
+def ignores_end_tokens(request: Any) -> bool:
+    """Whether a request goes on past the tokens that end an answer."""
+    return bool(request.sampling_params.ignore_eos)
 
 
 def tensor_parallel_ranks() -> tuple[Any, int]:

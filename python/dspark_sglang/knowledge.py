@@ -18,7 +18,7 @@ from sgl_dspark.sps.fit import Probe, fit
 from sgl_dspark.sps.online import OnlineStepTime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sgl_dspark.sps.model import StepTimeModel
     from sgl_dspark.sps.store import Fingerprint
@@ -43,10 +43,20 @@ class Knowledge:
         Folder of the draft, beside whose weights ``calibration.json`` lies.
     identity : dict
         Shown in the state.
+    sizes : sequence of int, optional
+        Verify tokens, ascending, that are computed without padding, where there are no graphs to say so.
     """
 
-    def __init__(self, config: SchedulingConfig, gamma: int, draft_path: str, identity: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        config: SchedulingConfig,
+        gamma: int,
+        draft_path: str,
+        identity: dict[str, Any],
+        sizes: Sequence[int] | None = None,
+    ) -> None:
         self.config, self.identity = config, identity
+        self._sizes = None if sizes is None else np.array(sizes, np.int64)
         self.calibration_source, calibration = load_calibration(config, gamma, draft_path)
         greedy, sampled = (calibration.greedy.map, calibration.sampled.map) if calibration else (None, None)
         self.calibration = OnlineCalibration(gamma, greedy, sampled, DRIFT)
@@ -92,7 +102,7 @@ class Knowledge:
             model.plain_time(requests, context_tokens),
             model.step_times(requests, gamma, context_tokens),
             model.draft_row_s(requests),
-            model.tiers,
+            self._sizes if model.tiers is None else model.tiers,
         )
 
     def observe_time(self, requests: int, budget: int, drafted: int, context_tokens: int, seconds: float) -> float:

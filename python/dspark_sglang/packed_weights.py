@@ -15,6 +15,7 @@ import torch
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
 from sgl_dspark.errors import ConfigError
+from sgl_dspark.model import packed as packed_linear
 from sgl_dspark.model.packed import can_pack, frozen_linear
 
 if TYPE_CHECKING:
@@ -84,6 +85,15 @@ def pack_weights(model: nn.Module) -> int:
     if size:
         logger.info("packed %.0f MB of weights for oneDNN; %s=0 saves the memory", size / 1e6, PACK_VARIABLE)
     return size
+
+
+def row_sizes(model: nn.Module, most: int) -> list[int] | None:
+    """Return the numbers of rows, up to ``most`` or just above, that a model's packed layers compute without padding.
+
+    None if it has no packed layer.
+    """
+    packed = any(isinstance(getattr(module, "quant_method", None), PackedLinearMethod) for module in model.modules())
+    return packed_linear.row_sizes(most) if packed else None
 
 
 def renew_weights(model: nn.Module) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from dspark_sglang import compat, policy_codec
 from dspark_sglang.allocation import Allocator
+from dspark_sglang.endings import Endings
 from dspark_sglang.ledger import Ledger
 from dspark_sglang.rank_sync import RankSync
 from dspark_sglang.relay import ConfidenceRelay
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from dspark_sglang.sampling_bridge import RowSampling
     from sgl_dspark.planner.config import PlannerConfig
     from sgl_dspark.sampling.block import DraftBlock
+    from sgl_dspark.sampling.rejection import Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +79,7 @@ class VerifyScheduler:
         self.rounds = RoundLog(gamma)
         self._runner = runner
         self._context_length = runner.model_config.context_len
-        self._end_tokens = np.array(sorted(compat.end_tokens(runner)), np.int64)
+        self._endings = Endings(compat.num_request_rows(runner), np.array(sorted(compat.end_tokens(runner)), np.int64))
         self._ranks = ranks or RankSync()
         self._relay = ConfidenceRelay()
         self._unlearned: deque[Step] = deque()
@@ -99,12 +101,15 @@ class VerifyScheduler:
         costs = self.knowledge.costs(count, self.gamma, context_tokens) if self.ragged else None
         sampled = _sampled(rows, count)
         calibration = self.knowledge.calibration
+        room = (self._context_length - 1 - lengths).clamp(0, self.gamma).numpy()
+        if self.planner.config.policy != "static":
+            room = self._endings.useful(batch.reqs, slots.numpy(), generations.numpy(), lengths.numpy(), room)
         view = StepView(
             slots=slots.numpy(),
             generations=generations.numpy(),
             costs=costs,
             inverse_temperatures=self._ones,
-            room=(self._context_length - 1 - lengths).clamp(0, self.gamma).numpy(),
+            room=room,
             calibration_ok=calibration.usable,
             empirical=calibration.empirical[int(sampled.sum() * 2 > count)],
         )
@@ -116,14 +121,13 @@ class VerifyScheduler:
         drafted = None
         if decision.draft and decision.drafted is not None:
             drafted = torch.from_numpy(np.flatnonzero(decision.drafted))
-        assert view.room is not None
         return Step(
             number=decision.step,
             requests=list(batch.reqs),
             slots=view.slots,
             generations=view.generations,
             sampled=sampled,
-            room=view.room,
+            room=room,
             context_tokens=context_tokens,
             decision=decision,
             costs=costs,
@@ -172,8 +176,9 @@ class VerifyScheduler:
         step.lens = lens.numpy()
         return lens + 1
 
-    def end(self, step: Step, block: DraftBlock | None) -> None:
+    def end(self, step: Step, block: DraftBlock | None, verdict: Verdict) -> None:
         """Send what the host will learn from: confidences to the planner, with the drafts to the calibration."""
+        self._endings.note(step.requests, step.slots, step.generations, verdict.out_tokens, verdict.accept_lens)
         if block is not None:
             slots, generations, sampled = step.slots, step.generations, step.sampled
             logits, drafts = block.confidence_logits, block.tokens
@@ -217,7 +222,7 @@ class VerifyScheduler:
         if not len(rows):
             return
         drafts = step.sent.tokens_cpu.numpy()[kept]
-        ends = (drafts[:, :, None] == self._end_tokens).any(axis=2)
+        ends = (drafts[:, :, None] == self._endings.end_tokens).any(axis=2)
         # Nothing behind a drafted end of the answer was meant to be right; whether it was accepted must not matter,
         # or the rounds that are cut would be the lucky ones.
         first_end = np.where(ends.any(axis=1), ends.argmax(axis=1), self.gamma) + 1

@@ -26,7 +26,7 @@ class Step:
     sampled : bool [R]
         False for greedy requests.
     room : int64 [R]
-        Drafts that still fit before the context ends, 0..gamma.
+        Drafts that fit before the context ends and that the answer can still use, 0..gamma.
     drafted : int64 tensor [n] or None
         Requests that draft; None for all.
     lens : int64 [R]

@@ -20,6 +20,7 @@ from dspark_sglang.config import SchedulingConfig, WorkerConfig
 from dspark_sglang.draft_kv import DraftKvPool
 from dspark_sglang.fingerprint import default_profile, worker_fingerprint
 from dspark_sglang.knowledge import Knowledge
+from dspark_sglang.packed_weights import row_sizes
 from dspark_sglang.parts import StepParts
 from dspark_sglang.preflight import refuse_flags
 from dspark_sglang.probes import measure_step_times
@@ -126,7 +127,8 @@ class DsparkWorker(compat.BaseSpecWorker):
         self._ragged = isinstance(self.model_runner.attn_backend, CpuRaggedBackend)
         scheduling = SchedulingConfig.from_environment()
         identity = {"target": Path(self._target_path).name, "draft": Path(self.config.draft_path).name}
-        self.knowledge = Knowledge(scheduling, self.gamma, self.config.draft_path, identity)
+        sizes = row_sizes(self.model_runner.model, self.max_requests * self.stride)
+        self.knowledge = Knowledge(scheduling, self.gamma, self.config.draft_path, identity, sizes)
         self.scheduler = VerifyScheduler(
             scheduling.planner,
             self.knowledge,
@@ -243,7 +245,7 @@ class DsparkWorker(compat.BaseSpecWorker):
         new_seq_lens = batch.seq_lens + outcome.accept_lens
         publish(new_seq_lens)
         self.parts.commit(features, window, outcome.accept_lens)
-        self.scheduler.end(step, block)
+        self.scheduler.end(step, block, outcome)
         if batch.return_logprob:
             compat.add_logprobs(batch, logits_output, outcome.out_tokens, window)
         bonus = outcome.out_tokens.gather(1, (outcome.accept_lens - 1).unsqueeze(1)).squeeze(1)

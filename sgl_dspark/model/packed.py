@@ -64,6 +64,14 @@ def padded_rows(rows: int) -> int:
     return -(-rows // step) * step
 
 
+def row_sizes(most: int) -> list[int]:
+    """Return the numbers of rows, ascending up to at least ``most``, that products are computed for without padding."""
+    sizes = [padded_rows(1)]
+    while sizes[-1] < most:
+        sizes.append(padded_rows(sizes[-1] + 1))
+    return sizes
+
+
 def can_pack(weight: Tensor) -> bool:
     """Whether `frozen_linear` packs this weight: an fp32 or bf16 matrix on a CPU that has AVX-512 for the dtype."""
     if weight.device.type != "cpu" or weight.ndim != 2 or not torch.backends.mkldnn.is_available():

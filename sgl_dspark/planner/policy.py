@@ -121,15 +121,16 @@ class Planner:
     def _on_device(self, view: StepView, step: int) -> Decision:
         """Leave the lengths to the device: fixed, by threshold, or by Algorithm 1."""
         if self.config.policy == "early-stop" and view.costs is None:
-            return Decision(step, draft=self.config.verify_drafts != 0, budget=None, reason="no_cost_model")
+            drafted = _with_room(view.room)
+            return Decision(step, self.config.verify_drafts != 0, None, drafted, reason="no_cost_model")
         drafts = self.config.policy != "static" or self.config.verify_drafts != 0
-        return Decision(step, draft=drafts, budget=None if drafts else 0)
+        return Decision(step, draft=drafts, budget=None if drafts else 0, drafted=_with_room(view.room))
 
     def _without_costs(self, view: StepView, step: int, room: int) -> Decision:
         """Verify a fixed number per request: what trimming gains or costs is unknown."""
         drafts = self.gamma if self.config.verify_drafts is None else min(self.config.verify_drafts, self.gamma)
         budget = self._limited(min(drafts * len(view.slots), room))
-        return Decision(step, draft=budget > 0, budget=budget, reason="no_cost_model")
+        return Decision(step, budget > 0, budget, _with_room(view.room), reason="no_cost_model")
 
     def _limited(self, room: int) -> int:
         return room if self.config.max_budget is None else min(room, self.config.max_budget)
@@ -149,12 +150,14 @@ class Planner:
         draft, probe = self._whole_step(view, estimate, gain, limit)
         if not draft:
             return Decision(step, False, 0, None, float(requests), costs.plain_s, gain, "low_gain")
-        drafted, step_time_s = None, best.step_time_s
+        drafted, step_time_s = _with_room(view.room), best.step_time_s
         if probe:
             self.totals["probes"] += 1
             self.probe_cost_s += best.step_time_s * max(-gain, 0.0)
         elif costs.draft_row_s > 0 and estimate.survival is not None and best.budget:
-            drafted = self._choose_rows(view, estimate.survival, estimate.known, estimate.latest[best.budget - 1])
+            chosen = self._choose_rows(view, estimate.survival, estimate.known, estimate.latest[best.budget - 1])
+            if chosen is not None:
+                drafted = chosen if drafted is None else chosen & drafted
         if drafted is not None:
             step_time_s -= costs.draft_row_s * int(np.count_nonzero(~drafted))
         reason = "probe" if probe else estimate.reason
@@ -191,14 +194,15 @@ class Planner:
     def _estimate(self, view: StepView, step: int) -> Estimate:
         """Predict this step's survival from publications that are at least ``lag`` steps old."""
         requests = len(view.slots)
+        usable = requests if view.room is None else int(np.count_nonzero(view.room))
         lagged = self.history.lagged(view.slots, view.generations)
         fresh = lagged.settled_step > self._seen_step
         if not view.calibration_ok:
             row = self.slot_mean.value if view.empirical is None else view.empirical
-            descending = _sorted(_fitted(np.tile(row, (requests, 1)), view.room))
+            descending = _sorted(np.tile(row, (requests, 1)), view.room)
             return Estimate(descending, descending, None, lagged.known, "calibration_drift")
         if self._profile.known and not fresh:
-            descending = self._remembered(requests, lagged.members_changed / requests)
+            descending = self._remembered(usable, lagged.members_changed / requests)
             return Estimate(descending, descending, None, lagged.known, "")
         self._seen_step = lagged.settled_step
         self.fallbacks.update(lagged.counts)
@@ -207,11 +211,11 @@ class Planner:
             self.slot_mean.update(survival, lagged.known)
         unknown = ~lagged.known
         survival[unknown] = self.slot_mean.value
-        latest = _sorted(_fitted(survival, view.room))
+        latest = _sorted(survival, view.room)
         share = int(np.count_nonzero(unknown)) / requests
         average = latest
         if self.slot_mean.evidence_rows:
-            average = self._profile.update(latest, requests, step, share)
+            average = self._profile.update(latest, usable, step, share)
         burst = share > self.config.burst_share
         reason = self._unknown_reason(lagged, share)
         return Estimate(latest if burst else average, latest, survival, lagged.known, reason)
@@ -238,20 +242,20 @@ def _gain(best: Capacity, plain_s: float, requests: int) -> float:
     return best.rate * plain_s / requests - 1.0
 
 
-def _sorted(survival: Floats32) -> Floats32:
+def _sorted(survival: Floats32, room: Ints | None) -> Floats32:
+    """Sort what can be used, largest first: without requests that have no room, 0 past the room of the others."""
+    if room is not None and room.min() < survival.shape[1]:
+        survival = np.where(np.arange(survival.shape[1]) < room[:, None], survival, np.float32(0.0))[room > 0]
     return np.sort(survival, axis=None)[::-1]
+
+
+def _with_room(room: Ints | None) -> Bools | None:
+    """Tell which requests can use a draft; None if all can."""
+    return None if room is None or room.min() > 0 else room > 0
 
 
 def _total_room(room: Ints | None, requests: int, gamma: int) -> int:
     return requests * gamma if room is None else int(room.sum())
-
-
-def _fitted(survival: Floats32, room: Ints | None) -> Floats32:
-    """Take away the slots past the end of the context, in place."""
-    gamma = survival.shape[1]
-    if room is not None and len(room) and room.min() < gamma:
-        survival *= np.arange(gamma) < room[:, None]
-    return survival
 
 
 def _inverse_temperatures(view: StepView) -> Floats32:

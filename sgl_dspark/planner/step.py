@@ -53,7 +53,8 @@ class StepView:
     sampled : bool [R] or None
         None if all are greedy.
     room : int64 [R] or None
-        Drafts that fit before the context ends, 0..G; None if all fit.
+        Drafts that can be used before the context or the answer ends, 0..G; None if all can. Requests with no room
+        are not drafted.
     calibration_ok : bool
         False when live calibration has left its bound.
     empirical : float32 [G] or None

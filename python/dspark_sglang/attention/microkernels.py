@@ -29,8 +29,15 @@ _F32, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntT
 _VF32, _VI16, _VI32 = (ir.VectorType(one, LANES) for one in (_F32, _I16, _I32))
 _LOG2_E = 1.4426950408889634
 # 2**f on [-0.5, 0.5], highest power first: the series of exp(f * ln 2), off by less than 2e-8.
-_EXP2 = (1.540353039338161e-4, 1.333355814642844e-3, 9.618129107628477e-3, 5.550410866482158e-2)
-_EXP2 += (2.402265069591007e-1, 6.931471805599453e-1, 1.0)
+_EXP2: tuple[float, ...] = (
+    1.540353039338161e-4,
+    1.333355814642844e-3,
+    9.618129107628477e-3,
+    5.550410866482158e-2,
+    2.402265069591007e-1,
+    6.931471805599453e-1,
+    1.0,
+)
 _LEAST_EXPONENT, _EXPONENT_BIAS, _MANTISSA_BITS = -126.0, 127, 23
 
 
@@ -98,7 +105,7 @@ class _Emitter:
         return self.b.shuffle_vector(one, ir.Constant(_VF32, ir.Undefined), _constant(0, _VI32))
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
-        """``a * b + c``, rounded once."""
+        """Return ``a * b + c``, rounded once."""
         kind = ir.FunctionType(_VF32, [_VF32] * 3)
         return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, f"llvm.fma.v{LANES}f32"), [a, b, c])
 

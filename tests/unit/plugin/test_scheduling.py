@@ -19,7 +19,7 @@ from dspark_sglang.scheduling import MOST_UNLEARNED, VerifyScheduler
 from dspark_sglang.step import Step
 from sgl_dspark.calibration.records import RecordSet, from_wire
 from sgl_dspark.errors import ConfigError
-from sgl_dspark.planner.config import PlannerConfig
+from sgl_dspark.planner.config import PlannerConfig, Policy
 from sgl_dspark.sampling.block import DraftBlock
 from sgl_dspark.sps.fit import Probe
 from sgl_dspark.sps.store import Fingerprint
@@ -28,9 +28,11 @@ GAMMA, CONTEXT, END = 3, 64, 9
 
 
 class Request:
-    def __init__(self) -> None:
+    def __init__(self, prompt: int = 10, limit: int | None = None, ignore_eos: bool = False) -> None:
         self.over = False
         self.is_retracted = False
+        self.origin_input_ids = [0] * prompt
+        self.sampling_params = SimpleNamespace(max_new_tokens=limit, ignore_eos=ignore_eos)
 
     def finished(self) -> bool:
         return self.over
@@ -62,7 +64,13 @@ class World:
         )
         return self.scheduler.begin(batch, RowSampling.greedy(count, torch.device("cpu")))
 
-    def step(self, drafts: list[list[int]], logit: float = 3.0, lengths: tuple[int, ...] = (20, 30)) -> list[int]:
+    def step(
+        self,
+        drafts: list[list[int]],
+        logit: float = 3.0,
+        lengths: tuple[int, ...] = (20, 30),
+        emitted: list[list[int]] | None = None,
+    ) -> list[int]:
         """Run a step up to its verdict and return the verify lengths."""
         step = self.begin(lengths)
         block = None
@@ -70,7 +78,12 @@ class World:
             logits = torch.full((len(drafts), GAMMA), logit)
             block = DraftBlock(torch.tensor(drafts), logits)
         lens = self.scheduler.verify_lens(step, block).tolist()
-        self.scheduler.end(step, block)
+        tokens = emitted or [[0]] * len(step.slots)
+        padded = [row + [END] * (GAMMA + 1 - len(row)) for row in tokens]
+        verdict: Any = SimpleNamespace(
+            out_tokens=torch.tensor(padded), accept_lens=torch.tensor([len(row) for row in tokens])
+        )
+        self.scheduler.end(step, block, verdict)
         return list(lens)
 
     def records(self) -> RecordSet:
@@ -230,3 +243,56 @@ def test_the_state_is_plain_json_and_carries_rounds_only_when_asked(tmp_path: Pa
     assert np.isfinite(shown["predicted"]["tokens_ratio"])
     world.scheduler.clear_totals()
     assert world.scheduler.state()["totals"]["steps"] == 0
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "early-stop", "threshold"])
+def test_nothing_is_drafted_for_a_request_that_has_met_an_end_token(tmp_path: Path, policy: Policy) -> None:
+    world = World(tmp_path, PlannerConfig(policy))
+    # What lies behind the emitted tokens does not count.
+    assert world.step(PLAIN_DRAFTS, emitted=[[7, END], [8]]) == [4, 4]
+    step = world.begin()
+    assert step.drafted is not None
+    assert step.drafted.tolist() == [1]
+    assert step.room.tolist() == [0, GAMMA]
+
+
+def test_a_fixed_length_is_verified_of_every_request(tmp_path: Path) -> None:
+    world = World(tmp_path, PlannerConfig("static", verify_drafts=2))
+    world.requests[1] = Request(prompt=28, limit=4)
+    assert world.step(PLAIN_DRAFTS, emitted=[[7, END], [8]]) == [3, 3]
+    assert world.step(PLAIN_DRAFTS) == [3, 3]
+
+
+def test_an_end_token_ends_neither_a_request_that_ignores_it_nor_the_next_in_its_slot(tmp_path: Path) -> None:
+    world = World(tmp_path, PlannerConfig("adaptive"))
+    world.requests[0] = Request(ignore_eos=True)
+    world.step(PLAIN_DRAFTS, emitted=[[END], [END]])
+    assert world.begin().room.tolist() == [GAMMA, 0]
+    world.pool.req_generation[2] += 1
+    world.requests[1] = Request()
+    assert world.begin().room.tolist() == [GAMMA, GAMMA]
+
+
+@pytest.mark.parametrize(("length", "room"), [(20, 3), (26, 2), (27, 1), (28, 0), (29, 0), (40, 0)])
+def test_no_more_drafts_are_verified_than_the_answer_can_still_use(tmp_path: Path, length: int, room: int) -> None:
+    """20 prompt tokens and an answer of at most 10: with 26 committed and the anchor, 3 tokens are left."""
+    world = World(tmp_path, PlannerConfig("adaptive"))
+    world.requests[0] = Request(prompt=20, limit=10)
+    assert world.begin((length, 30)).room.tolist() == [room, GAMMA]
+
+
+def test_a_slot_takes_the_limit_of_its_next_occupant(tmp_path: Path) -> None:
+    world = World(tmp_path, PlannerConfig("adaptive"))
+    world.requests[0] = Request(prompt=20, limit=1)
+    assert world.begin().room.tolist() == [0, GAMMA]
+    world.pool.req_generation[1] += 1
+    world.requests[0] = Request(prompt=20, limit=50)
+    assert world.begin().room.tolist() == [GAMMA, GAMMA]
+
+
+def test_a_step_in_which_every_answer_ends_is_a_plain_one(tmp_path: Path) -> None:
+    world = World(tmp_path, PlannerConfig("adaptive"))
+    world.step(PLAIN_DRAFTS, emitted=[[END], [7, END]])
+    step = world.begin()
+    assert not step.drafts
+    assert step.decision.reason == "no_room"
