@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -71,6 +72,13 @@ def foreign_prompts(seed: int, count: int) -> list[dict[str, str]]:
     return [{"category": "foreign", "prompt": record["turns"][0]} for record in found]
 
 
+def mixed(prompts: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Shuffle: in the order of their categories, all requests that run at the same time would be of one kind."""
+    found = list(prompts)
+    random.Random(PROMPT_SEED).shuffle(found)
+    return found
+
+
 def write_prompts(path: Path, prompts: Sequence[dict[str, str]]) -> None:
     """Write prompts as JSONL, for ``dspark bench``, ``dspark calibrate`` and ``dspark train evaluate``."""
     path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in prompts), encoding="utf-8")
@@ -94,7 +102,7 @@ def main() -> int:
     size = widen_target(args.pair / "target", args.out / "target", args.factor)
     drafted = widen_draft(args.pair / "draft", args.out / "draft", args.factor, noise=args.draft_noise, seed=args.seed)
     built_in = [json.loads(line) for line in BUILT_IN.read_text(encoding="utf-8").splitlines() if line]
-    write_prompts(args.out / "prompts.jsonl", [*built_in, *own_prompts(PROMPT_SEED, PROMPTS)])
+    write_prompts(args.out / "prompts.jsonl", mixed([*built_in, *own_prompts(PROMPT_SEED, PROMPTS)]))
     both = own_prompts(CALIBRATION_SEED, CALIBRATION_PROMPTS) + foreign_prompts(CALIBRATION_SEED, CALIBRATION_PROMPTS)
     write_prompts(args.out / "calibration.jsonl", both)
     difference = largest_difference(args.pair / "target", args.out / "target")

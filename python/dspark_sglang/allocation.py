@@ -11,6 +11,7 @@ from dspark_sglang import allocate
 from sgl_dspark.calibration.online import FullLengthProbes
 from sgl_dspark.planner.allocate import admit, threshold_lens
 from sgl_dspark.planner.prefix import early_stop
+from sgl_dspark.planner.survival import survival_of
 
 if TYPE_CHECKING:
     from dspark_sglang.step import Step
@@ -33,6 +34,7 @@ class Allocator:
         self.gamma, self._calibration = gamma, calibration
         self.probes = FullLengthProbes(gamma)
         self._slots = np.arange(gamma)
+        self._ones = np.ones(gamma, np.float32)
 
     def allocate(self, step: Step, block: DraftBlock, config: PlannerConfig) -> None:
         """Set ``step.lens`` and ``step.expected``.
@@ -54,7 +56,7 @@ class Allocator:
         if budget is not None:
             if block.tokens.device.type == "cpu":
                 return admit(survival, budget)
-            # Sync: as above; an accelerator that plans raggedly ranks where the confidences are.
+            # Sync: as below; an accelerator that plans raggedly ranks where the confidences are.
             return allocate.admit(torch.from_numpy(survival).to(block.tokens.device), budget).cpu().numpy()
         if config.policy == "threshold":
             previous = np.concatenate([np.ones_like(survival[:, :1]), survival[:, :-1]], axis=1)
@@ -67,12 +69,16 @@ class Allocator:
 
     def _survival(self, step: Step, block: DraftBlock, room: np.ndarray) -> np.ndarray:
         """Give float32 [R, gamma]; 0 where nothing may be verified."""
-        kinds = step.sampled.astype(np.intp)
-        inverse = torch.from_numpy(self._calibration.inverse_temperatures[kinds])
-        biases = torch.from_numpy(self._calibration.biases[kinds])
-        logits = block.confidence_logits
-        # Sync: the plan of ragged attention is made on the host, from each request's length (free on a CPU).
-        found = allocate.survival_of(logits, inverse.to(logits.device), biases.to(logits.device)).cpu().numpy()
+        kinds, logits = step.sampled.astype(np.intp), block.confidence_logits
+        inverse, biases = self._calibration.inverse_temperatures[kinds], self._calibration.biases[kinds]
+        if logits.device.type == "cpu":
+            scaled = logits.float().numpy() * inverse
+            scaled += biases
+            found = survival_of(scaled, self._ones)
+        else:
+            on_device = torch.from_numpy(inverse).to(logits.device), torch.from_numpy(biases).to(logits.device)
+            # Sync: the plan of ragged attention is made on the host, from each request's length.
+            found = allocate.survival_of(logits, *on_device).cpu().numpy()
         if room.min(initial=self.gamma) < self.gamma:
             found = np.where(self._slots < room[:, None], found, np.float32(0.0))
         return found

@@ -85,9 +85,13 @@ class Endings:
         """
         if out_tokens.device.type != "cpu" or not self.end_tokens.size:
             return
-        tokens, emitted = out_tokens.numpy(), accept_lens.numpy()
-        ends = (tokens[:, :, None] == self.end_tokens).any(axis=2)
-        ends &= np.arange(tokens.shape[1]) < emitted[:, None]
+        tokens = out_tokens.numpy()
+        ends = tokens == self.end_tokens[0]
+        for token in self.end_tokens[1:]:
+            ends |= tokens == token
+        if not ends.any():
+            return
+        ends &= np.arange(tokens.shape[1]) < accept_lens.numpy()[:, None]
         for i in np.flatnonzero(ends.any(axis=1)).tolist():
             if not compat.ignores_end_tokens(requests[i]):
                 self._ended[slots[i]] = generations[i]

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 # Rounds are handed to the calibration in portions, so that a step pays for a few numpy calls only now and then.
 PORTION = 64
+# Steps whose times are all learnt from, and how many apart they are afterwards.
+TIMED_FIRST, TIMED_EVERY = 256, 4
 # Traffic that takes turns between easy and hard prompts keeps one map 4 to 6 % off each of them, without any drift:
 # confidences still tell the two apart, which the running mean that a drift falls back to does not.
 DRIFT = OnlineConfig(drift_ece=0.08, settled_ece=0.05)
@@ -62,6 +64,8 @@ class Knowledge:
         self.calibration = OnlineCalibration(gamma, greedy, sampled, DRIFT)
         self.step_time: OnlineStepTime | None = None
         self.step_time_source = "none"
+        self._untimed = 0
+        self._drafted_last = False
         self._waiting: list[tuple[np.ndarray, ...]] = []
         self._waiting_rounds = 0
 
@@ -105,15 +109,19 @@ class Knowledge:
             self._sizes if model.tiers is None else model.tiers,
         )
 
-    def observe_time(self, requests: int, budget: int, drafted: int, context_tokens: int, seconds: float) -> float:
-        """Learn what a step took; returns the seconds that were predicted for it, 0 without step times."""
+    def observe_time(self, requests: int, budget: int, drafted: int, context_tokens: int, seconds: float) -> None:
+        """Learn what a step took: at first from every step, later every fourth and where drafting begins or ends.
+
+        What is learnt changes slowly, and learning takes as long as planning does.
+        """
         model = self.step_time
-        if model is None:
-            return 0.0
-        predicted = model.predict(requests, budget, drafted, context_tokens)
-        if self.config.online:
+        if model is None or not self.config.online:
+            return
+        self._untimed += 1
+        changed, self._drafted_last = self._drafted_last != (drafted > 0), drafted > 0
+        if changed or self._untimed >= TIMED_EVERY or model.observations < TIMED_FIRST:
+            self._untimed = 0
             model.observe(requests, budget, drafted, context_tokens, 0, seconds)
-        return predicted
 
     def observe_rounds(
         self, logits: np.ndarray, verified: np.ndarray, accepted: np.ndarray, sampled: np.ndarray

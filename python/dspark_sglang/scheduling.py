@@ -155,10 +155,8 @@ class VerifyScheduler:
         if last is None or last.lens is None:
             return
         seconds, budget = now - last.started_s, int(last.lens.sum())
-        predicted = self.knowledge.observe_time(
-            len(last.lens), budget, last.drafted_count, last.context_tokens, seconds
-        )
-        self.ledger.timed(last, predicted, seconds)
+        self.knowledge.observe_time(len(last.lens), budget, last.drafted_count, last.context_tokens, seconds)
+        self.ledger.timed(last, last.predicted_s(budget), seconds)
 
     # During the step.
 

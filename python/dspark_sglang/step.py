@@ -61,3 +61,12 @@ class Step:
         if not self.drafts:
             return 0
         return len(self.slots) if self.drafted is None else len(self.drafted)
+
+    def predicted_s(self, budget: int) -> float:
+        """Return the seconds that were expected of this step with ``budget`` drafts verified; 0 if nothing was."""
+        costs = self.costs
+        if costs is None:
+            return 0.0
+        if not self.drafts:
+            return costs.plain_s
+        return float(costs.step_times[budget]) - costs.draft_row_s * (len(self.slots) - self.drafted_count)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dspark_sglang.config import OFF, SchedulingConfig
-from dspark_sglang.knowledge import PORTION, Knowledge
+from dspark_sglang.knowledge import PORTION, TIMED_EVERY, TIMED_FIRST, Knowledge
 from sgl_dspark.calibration.maps import CalibrationMap
 from sgl_dspark.calibration.store import FILE_NAME, Calibration, KindCalibration, draft_sha256
 from sgl_dspark.errors import CalibrationError
@@ -96,7 +96,26 @@ def test_off_neither_reads_nor_writes(draft: Path, tmp_path: Path) -> None:
 def test_without_step_times_nothing_is_priced_or_predicted(draft: Path) -> None:
     one = knowledge(draft)
     assert one.costs(1, GAMMA, 0) is None
-    assert one.observe_time(1, 2, 1, 10, 0.1) == 0.0
+    one.observe_time(1, 2, 1, 10, 0.1)
+    assert one.step_time is None
+
+
+def test_times_are_learnt_from_every_step_then_from_some_and_where_drafting_begins_or_ends(
+    draft: Path, tmp_path: Path
+) -> None:
+    one = knowledge(draft, profile=OFF)
+    one.start(measure, HERE, tmp_path / "unused")
+    model = one.step_time
+    assert model is not None
+    for _ in range(TIMED_FIRST):
+        one.observe_time(1, 2, 1, 64, 0.01)
+    assert model.observations == TIMED_FIRST
+    for _ in range(2 * TIMED_EVERY):
+        one.observe_time(1, 2, 1, 64, 0.01)
+    assert model.observations == TIMED_FIRST + 2
+    for drafted in (0, 1, 0):
+        one.observe_time(1, 0, drafted, 64, 0.01)
+    assert model.observations == TIMED_FIRST + 5
 
 
 def test_online_learning_can_be_switched_off(draft: Path, tmp_path: Path) -> None:
