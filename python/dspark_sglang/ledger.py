@@ -13,6 +13,15 @@ if TYPE_CHECKING:
 LAST_DECISIONS = 64
 # Steps that a median or a ratio of predicted to actual looks back on.
 WINDOW = 512
+SUMS = (
+    "timed_s",
+    "predicted_s",
+    "predicted_actual_s",
+    "ranked_tokens",
+    "ranked_actual_tokens",
+    "planned_tokens",
+    "planned_actual_tokens",
+)
 
 
 class Ledger:
@@ -27,7 +36,8 @@ class Ledger:
         self.gamma = gamma
         self.fallbacks: Counter[str] = Counter()
         self.totals: Counter[str] = Counter()
-        self._seconds = 0.0
+        # Beside each prediction what it came to, over the steps that have one.
+        self._sums = dict.fromkeys(SUMS, 0.0)
         self._decisions: deque[dict[str, Any]] = deque(maxlen=LAST_DECISIONS)
         self._by_step: dict[int, dict[str, Any]] = {}
         # Planned, ranked and actual tokens of recent steps, of the same requests.
@@ -75,8 +85,10 @@ class Ledger:
     def timed(self, step: Step, predicted_s: float, seconds: float) -> None:
         """Note what a decode step took, until the start of the next."""
         self.totals["timed_steps"] += 1
-        self._seconds += seconds
+        self._sums["timed_s"] += seconds
         if predicted_s > 0:
+            self._sums["predicted_s"] += predicted_s
+            self._sums["predicted_actual_s"] += seconds
             self._time_errors.append(abs(predicted_s / seconds - 1.0))
         entry = self._by_step.get(step.number)
         if entry is not None:
@@ -99,8 +111,13 @@ class Ledger:
         self._verified_at += (self._slots < lens[:, None]).sum(axis=0)
         self._accepted_at += (self._slots < accepted[:, None]).sum(axis=0)
         if step.expected is not None and alive.all():
-            planned = step.decision.expected_tokens
-            self._tokens.append((planned, float(step.expected.sum()), tokens))
+            planned, ranked = step.decision.expected_tokens, float(step.expected.sum())
+            self._tokens.append((planned, ranked, tokens))
+            self._sums["ranked_tokens"] += ranked
+            self._sums["ranked_actual_tokens"] += tokens
+            if np.isfinite(planned):
+                self._sums["planned_tokens"] += planned
+                self._sums["planned_actual_tokens"] += tokens
 
     def state(self) -> dict[str, Any]:
         """Return totals, last decisions and predicted against actual, as JSON values."""
@@ -124,7 +141,7 @@ class Ledger:
                 "timed_steps",
             )
         }
-        shown["timed_s"] = self._seconds
+        shown.update(self._sums)
         return {
             "totals": shown,
             "mean_verify_len": totals["verify_tokens"] / rounds if rounds else None,

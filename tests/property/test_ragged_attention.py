@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dspark_sglang.attention import layout
+from dspark_sglang.attention import layout, tiles
 from dspark_sglang.attention.layout import build_plan
 from sgl_dspark.errors import ConfigError
 from tests.support.naive_attention import naive_attention
@@ -97,7 +97,7 @@ def test_prefills_that_are_cut_into_pieces(
     requests: list[tuple[int, int]], causal: bool, seed: int, limit: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "MAX_TILE_ROWS", limit)
+        patch.setattr(tiles, "MAX_TILE_ROWS", limit)
         plan = Case.random(requests, 2, 2, seed).check(causal=causal)
     assert all(tile.num_rows <= limit for tile in plan.tiles)
 
@@ -107,7 +107,7 @@ def test_prefills_that_are_cut_into_pieces(
 def test_tiles_whose_kv_is_too_much_to_gather_at_once(requests: list[tuple[int, int]], causal: bool, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "MAX_GATHER", 0)
-        patch.setattr(layout, "PADDING_FREE_AREA", 0)
+        patch.setattr(tiles, "PADDING_FREE_AREA", 0)
         Case.random(requests, 2, 2, seed).check(causal=causal)
 
 
@@ -115,8 +115,8 @@ def test_tiles_whose_kv_is_too_much_to_gather_at_once(requests: list[tuple[int, 
 @given(requests=REQUESTS, causal=st.booleans(), seed=st.integers(0, 10**6))
 def test_tiles_of_requests_that_are_never_padded(requests: list[tuple[int, int]], causal: bool, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "PADDING_FREE_AREA", 0)
-        patch.setattr(layout, "PADDING_FACTOR", 1.0)
+        patch.setattr(tiles, "PADDING_FREE_AREA", 0)
+        patch.setattr(tiles, "PADDING_FACTOR", 1.0)
         plan = Case.random(requests, 2, 2, seed).check(causal=causal)
     assert all(tile.keep is None for tile in plan.tiles)
 
@@ -234,7 +234,7 @@ def test_a_long_prefill_beside_short_requests(causal: bool, dtype: torch.dtype, 
     if dtype is torch.float32:
         plan = case.check(causal=causal)
         assert len(plan.tiles) > 1
-        assert max(tile.num_rows for tile in plan.tiles) == layout.MAX_TILE_ROWS
+        assert max(tile.num_rows for tile in plan.tiles) == tiles.MAX_TILE_ROWS
         return
     plan = build_plan(case.table, case.request_rows, case.q_lens, case.kv_lens, causal=causal)
     low = [x.to(dtype) for x in (case.queries, case.keys, case.values)]

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from dspark_sglang.attention import kernel
-from dspark_sglang.attention.layout import RaggedPlan, Tile, build_plan
+from dspark_sglang.attention.layout import RaggedPlan, build_plan
+from dspark_sglang.attention.tiles import Tile
 from dspark_sglang.compat import AttentionBackend, KVWriteLoc, refuse_unsupported_layer
 
 # KV slots up to which the tiles of a plan are gathered together.

@@ -124,37 +124,38 @@ def _flat(pool: torch.Tensor) -> np.ndarray:
     return (flat.view(torch.int16) if pool.dtype == torch.bfloat16 else flat).numpy()
 
 
+_NO_CHECKS: dict[str, Any] = {"boundscheck": False, "error_model": "numpy"}
+
+
 @functools.cache
 def _compiled(dim: int, group: int, half: bool, parallel: bool) -> Callable[..., None]:
-    """Compile the loops around the vector code; takes a second at the first call."""
-    micro = emit(dim, half)
-    score, greatest, exponentials, accumulate, width = micro
-    lowest, zero, one = np.float32(-np.inf), np.float32(0.0), np.float32(1.0)
-    no_checks: dict[str, Any] = {"boundscheck": False, "error_model": "numpy"}
+    """Compile the loops around the vector code for one shape of heads; takes a second or two at the first call."""
+    item = _item(dim, group, half)
 
-    @numba.njit(**no_checks)
-    def load(queries, start, head, first, count, scale, columns):  # type: ignore[no-untyped-def]
-        """Turn the rows of an item into columns, scaled; lanes without a row are zero."""
-        for lane in range(LANES):
-            if lane < count:
-                pair = first + lane
-                row = queries[start + pair // group, head * group + pair % group]
-                for d in range(dim):
-                    columns[d * LANES + lane] = row[d] * scale
-            else:
-                for d in range(dim):
-                    columns[d * LANES + lane] = zero
+    @numba.njit(parallel=parallel, **_NO_CHECKS)
+    def run(  # type: ignore[no-untyped-def]
+        queries, keys, values, stride, table, rows, indptr, kv_lens, request, head, first, scale, causal, out, space
+    ):
+        for n in numba.prange(len(request)):
+            r = request[n]
+            start, kv_len = indptr[r], kv_lens[r]
+            slots, length = table[rows[r]], indptr[r + 1] - start
+            scores = space[numba.get_thread_id()] if parallel else space[0]
+            place = (start, length, kv_len, head[n], first[n])
+            item(queries, keys, values, stride, slots, place, scale, causal, out, scores)
 
-    @numba.njit(**no_checks)
-    def mask(scores, first, count, seen, end, begin, causal):  # type: ignore[no-untyped-def]
-        """Hide what a row must not see: later tokens of its own request, and what only fills the last KEYS."""
-        for token in range(begin if causal else seen, end):
-            for lane in range(count):
-                if token >= seen or (causal and token > begin - 1 + (first + lane) // group - first // group):
-                    scores[token * LANES + lane] = lowest
+    return run
 
-    @numba.njit(**no_checks)
-    def item(queries, keys, values, stride, slots, q_start, q_len, kv_len, head, first, scale, causal, out, scores):  # type: ignore[no-untyped-def]
+
+def _item(dim: int, group: int, half: bool) -> Callable[..., None]:
+    """Make the function that computes one work item."""
+    score, greatest, exponentials, accumulate, width = emit(dim, half)
+    load, mask = _load(dim, group), _mask(group)
+    lowest, one = np.float32(-np.inf), np.float32(1.0)
+
+    @numba.njit(**_NO_CHECKS)
+    def item(queries, keys, values, stride, slots, place, scale, causal, out, scores):  # type: ignore[no-untyped-def]
+        q_start, q_len, kv_len, head, first = place
         count = min(LANES, q_len * group - first)
         columns, sums = np.empty(dim * LANES, np.float32), np.zeros(LANES * dim, np.float32)
         top, total = np.full(LANES, lowest), np.zeros(LANES, np.float32)
@@ -189,29 +190,38 @@ def _compiled(dim: int, group: int, half: bool, parallel: bool) -> Callable[...,
             for d in range(dim):
                 row[d] = sums[lane * dim + d] * part
 
-    @numba.njit(parallel=parallel, **no_checks)
-    def run(
-        queries, keys, values, stride, table, rows, indptr, kv_lens, request, head, first, scale, causal, out, space
-    ):  # type: ignore[no-untyped-def]
-        for n in numba.prange(len(request)):
-            r = request[n]
-            start = indptr[r]
-            scores = space[numba.get_thread_id()] if parallel else space[0]
-            item(
-                queries,
-                keys,
-                values,
-                stride,
-                table[rows[r]],
-                start,
-                indptr[r + 1] - start,
-                kv_lens[r],
-                head[n],
-                first[n],
-                scale,
-                causal,
-                out,
-                scores,
-            )
+    return item
 
-    return run
+
+def _load(dim: int, group: int) -> Callable[..., None]:
+    """Make the function that turns an item's query rows into scaled columns; lanes without a row are zero."""
+    zero = np.float32(0.0)
+
+    @numba.njit(**_NO_CHECKS)
+    def load(queries, start, head, first, count, scale, columns):  # type: ignore[no-untyped-def]
+        for lane in range(LANES):
+            if lane < count:
+                pair = first + lane
+                row = queries[start + pair // group, head * group + pair % group]
+                for d in range(dim):
+                    columns[d * LANES + lane] = row[d] * scale
+            else:
+                for d in range(dim):
+                    columns[d * LANES + lane] = zero
+
+    return load
+
+
+def _mask(group: int) -> Callable[..., None]:
+    """Make the function that hides what a row must not see: later tokens, and what only fills the last KEYS."""
+    lowest = np.float32(-np.inf)
+
+    @numba.njit(**_NO_CHECKS)
+    def mask(scores, first, count, seen, end, begin, causal):  # type: ignore[no-untyped-def]
+        """``begin`` tokens are seen by the item's first row, ``seen`` by its last."""
+        for token in range(begin if causal else seen, end):
+            for lane in range(count):
+                if token >= seen or (causal and token >= begin + (first + lane) // group - first // group):
+                    scores[token * LANES + lane] = lowest
+
+    return mask

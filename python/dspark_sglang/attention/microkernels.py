@@ -10,7 +10,7 @@ Shape legend: D head dim, L KV tokens; LANES (query rows) and KEYS are constants
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from llvmlite import ir
 from numba import types
@@ -157,7 +157,12 @@ def emit(dim: int, half: bool) -> Microkernels:
     ``stride`` elements. Indices are int64.
     """
     vectors = VECTORS if dim % (VECTORS * LANES) == 0 else 1
+    return Microkernels(
+        _score(dim, half), _greatest(), _exponentials(), _accumulate(dim, half, vectors), vectors * LANES
+    )
 
+
+def _score(dim: int, half: bool) -> Callable[..., None]:
     @intrinsic
     def score(typing: Any, keys: Any, stride: Any, table: Any, first: Any, at: Any, query: Any, scores: Any, to: Any):  # type: ignore[no-untyped-def]
         def body(context: Any, builder: ir.IRBuilder, _: Any, args: Any) -> Any:
@@ -177,6 +182,10 @@ def emit(dim: int, half: bool) -> Microkernels:
 
         return types.void(keys, stride, table, first, at, query, scores, to), body
 
+    return cast("Callable[..., None]", score)
+
+
+def _greatest() -> Callable[..., None]:
     @intrinsic
     def greatest(typing: Any, scores: Any, token: Any, top: Any):  # type: ignore[no-untyped-def]
         def body(context: Any, builder: ir.IRBuilder, _: Any, args: Any) -> Any:
@@ -189,6 +198,10 @@ def emit(dim: int, half: bool) -> Microkernels:
 
         return types.void(scores, token, top), body
 
+    return cast("Callable[..., None]", greatest)
+
+
+def _exponentials() -> Callable[..., None]:
     @intrinsic
     def exponentials(typing: Any, scores: Any, token: Any, top: Any, total: Any):  # type: ignore[no-untyped-def]
         def body(context: Any, builder: ir.IRBuilder, _: Any, args: Any) -> Any:
@@ -206,6 +219,10 @@ def emit(dim: int, half: bool) -> Microkernels:
 
         return types.void(scores, token, top, total), body
 
+    return cast("Callable[..., None]", exponentials)
+
+
+def _accumulate(dim: int, half: bool, vectors: int) -> Callable[..., None]:
     @intrinsic
     def accumulate(  # type: ignore[no-untyped-def]
         typing: Any,
@@ -241,4 +258,4 @@ def emit(dim: int, half: bool) -> Microkernels:
 
         return types.void(values, stride, table, first, at, weights, token, row, out, column), body
 
-    return Microkernels(score, greatest, exponentials, accumulate, vectors * LANES)
+    return cast("Callable[..., None]", accumulate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dspark_sglang.attention import layout
+from dspark_sglang.attention import tiles
 from dspark_sglang.attention.layout import build_plan
 
 TABLE = torch.arange(4 * 2000, dtype=torch.int32).view(4, 2000)
@@ -31,12 +31,12 @@ def test_padding_is_bounded() -> None:
     lens = [1900, 30, 1800, 25]
     plan = build_plan(TABLE, ALL, [8] * 4, lens, causal=True)
     area = sum(t.num_requests * t.num_rows * t.kv_len for t in plan.tiles)
-    assert area <= layout.PADDING_FACTOR * 8 * sum(lens) + layout.PADDING_FREE_AREA * len(plan.tiles)
+    assert area <= tiles.PADDING_FACTOR * 8 * sum(lens) + tiles.PADDING_FREE_AREA * len(plan.tiles)
     assert len(plan.tiles) == 2
 
 
 def test_a_causal_piece_reads_no_kv_past_its_last_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "PADDING_FACTOR", 1.0)
+    monkeypatch.setattr(tiles, "PADDING_FACTOR", 1.0)
     plan = build_plan(TABLE, ALL[:1], [600], [700], causal=True)
     assert sorted((t.num_rows, t.kv_len) for t in plan.tiles) == [(88, 700), (256, 356), (256, 612)]
 

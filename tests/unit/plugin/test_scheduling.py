@@ -3,94 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("sglang")
 
-from dspark_sglang.config import SchedulingConfig
-from dspark_sglang.knowledge import Knowledge
-from dspark_sglang.sampling_bridge import RowSampling
-from dspark_sglang.scheduling import MOST_UNLEARNED, VerifyScheduler
-from dspark_sglang.step import Step
-from sgl_dspark.calibration.records import RecordSet, from_wire
+from dspark_sglang.scheduling import MOST_UNLEARNED
 from sgl_dspark.errors import ConfigError
-from sgl_dspark.planner.config import PlannerConfig, Policy
-from sgl_dspark.sampling.block import DraftBlock
-from sgl_dspark.sps.fit import Probe
-from sgl_dspark.sps.store import Fingerprint
-
-GAMMA, CONTEXT, END = 3, 64, 9
-
-
-class Request:
-    def __init__(self, prompt: int = 10, limit: int | None = None, ignore_eos: bool = False) -> None:
-        self.over = False
-        self.is_retracted = False
-        self.origin_input_ids = [0] * prompt
-        self.sampling_params = SimpleNamespace(max_new_tokens=limit, ignore_eos=ignore_eos)
-
-    def finished(self) -> bool:
-        return self.over
-
-
-class World:
-    """A scheduler and the requests that it serves."""
-
-    def __init__(self, tmp_path: Path, config: PlannerConfig, *, ragged: bool = True, priced: bool = True) -> None:
-        (tmp_path / "model.safetensors").write_bytes(b"draft")
-        self.pool = SimpleNamespace(
-            req_to_token=torch.zeros(9, CONTEXT), req_generation=torch.ones(9, dtype=torch.int64)
-        )
-        model = SimpleNamespace(context_len=CONTEXT, hf_eos_token_id={END})
-        runner: Any = SimpleNamespace(req_to_token_pool=self.pool, model_config=model)
-        self.knowledge = Knowledge(SchedulingConfig(config, profile="off"), GAMMA, str(tmp_path), {})
-        if priced:
-            probes = [Probe("verify", 1, tokens, 32, 0.01 + 1e-5 * tokens) for tokens in (2, 4, 16, 32)]
-            self.knowledge.start(lambda: probes, Fingerprint({}), tmp_path / "unused")
-        self.scheduler = VerifyScheduler(config, self.knowledge, runner, gamma=GAMMA, ragged=ragged)
-        self.requests = [Request(), Request()]
-
-    def begin(self, lengths: tuple[int, ...] = (20, 30)) -> Step:
-        count = len(self.requests)
-        batch: Any = SimpleNamespace(
-            reqs=self.requests,
-            req_pool_indices_cpu=torch.arange(1, count + 1),
-            seq_lens_cpu=torch.tensor(lengths[:count]),
-        )
-        return self.scheduler.begin(batch, RowSampling.greedy(count, torch.device("cpu")))
-
-    def step(
-        self,
-        drafts: list[list[int]],
-        logit: float = 3.0,
-        lengths: tuple[int, ...] = (20, 30),
-        emitted: list[list[int]] | None = None,
-    ) -> list[int]:
-        """Run a step up to its verdict and return the verify lengths."""
-        step = self.begin(lengths)
-        block = None
-        if step.drafts:
-            logits = torch.full((len(drafts), GAMMA), logit)
-            block = DraftBlock(torch.tensor(drafts), logits)
-        lens = self.scheduler.verify_lens(step, block).tolist()
-        tokens = emitted or [[0]] * len(step.slots)
-        padded = [row + [END] * (GAMMA + 1 - len(row)) for row in tokens]
-        verdict: Any = SimpleNamespace(
-            out_tokens=torch.tensor(padded), accept_lens=torch.tensor([len(row) for row in tokens])
-        )
-        self.scheduler.end(step, block, verdict)
-        return list(lens)
-
-    def records(self) -> RecordSet:
-        return from_wire(self.scheduler.rounds.reply(0))[0]
-
-
-PLAIN_DRAFTS = [[1, 2, 3], [4, 5, 6]]
+from sgl_dspark.planner.config import PlannerConfig
+from tests.support.scheduling_world import CONTEXT, END, GAMMA, PLAIN_DRAFTS, World
 
 
 def test_rounds_are_recorded_with_the_verdict_on_their_own_step(tmp_path: Path) -> None:
@@ -245,54 +167,17 @@ def test_the_state_is_plain_json_and_carries_rounds_only_when_asked(tmp_path: Pa
     assert world.scheduler.state()["totals"]["steps"] == 0
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "early-stop", "threshold"])
-def test_nothing_is_drafted_for_a_request_that_has_met_an_end_token(tmp_path: Path, policy: Policy) -> None:
-    world = World(tmp_path, PlannerConfig(policy))
-    # What lies behind the emitted tokens does not count.
-    assert world.step(PLAIN_DRAFTS, emitted=[[7, END], [8]]) == [4, 4]
-    step = world.begin()
-    assert step.drafted is not None
-    assert step.drafted.tolist() == [1]
-    assert step.room.tolist() == [0, GAMMA]
-
-
-def test_a_fixed_length_is_verified_of_every_request(tmp_path: Path) -> None:
-    world = World(tmp_path, PlannerConfig("static", verify_drafts=2))
-    world.requests[1] = Request(prompt=28, limit=4)
-    assert world.step(PLAIN_DRAFTS, emitted=[[7, END], [8]]) == [3, 3]
-    assert world.step(PLAIN_DRAFTS) == [3, 3]
-
-
-def test_an_end_token_ends_neither_a_request_that_ignores_it_nor_the_next_in_its_slot(tmp_path: Path) -> None:
+def test_predictions_are_summed_beside_what_they_came_to(tmp_path: Path) -> None:
     world = World(tmp_path, PlannerConfig("adaptive"))
-    world.requests[0] = Request(ignore_eos=True)
-    world.step(PLAIN_DRAFTS, emitted=[[END], [END]])
-    assert world.begin().room.tolist() == [GAMMA, 0]
-    world.pool.req_generation[2] += 1
-    world.requests[1] = Request()
-    assert world.begin().room.tolist() == [GAMMA, GAMMA]
-
-
-@pytest.mark.parametrize(("length", "room"), [(20, 3), (26, 2), (27, 1), (28, 0), (29, 0), (40, 0)])
-def test_no_more_drafts_are_verified_than_the_answer_can_still_use(tmp_path: Path, length: int, room: int) -> None:
-    """20 prompt tokens and an answer of at most 10: with 26 committed and the anchor, 3 tokens are left."""
-    world = World(tmp_path, PlannerConfig("adaptive"))
-    world.requests[0] = Request(prompt=20, limit=10)
-    assert world.begin((length, 30)).room.tolist() == [room, GAMMA]
-
-
-def test_a_slot_takes_the_limit_of_its_next_occupant(tmp_path: Path) -> None:
-    world = World(tmp_path, PlannerConfig("adaptive"))
-    world.requests[0] = Request(prompt=20, limit=1)
-    assert world.begin().room.tolist() == [0, GAMMA]
-    world.pool.req_generation[1] += 1
-    world.requests[0] = Request(prompt=20, limit=50)
-    assert world.begin().room.tolist() == [GAMMA, GAMMA]
-
-
-def test_a_step_in_which_every_answer_ends_is_a_plain_one(tmp_path: Path) -> None:
-    world = World(tmp_path, PlannerConfig("adaptive"))
-    world.step(PLAIN_DRAFTS, emitted=[[END], [7, END]])
-    step = world.begin()
-    assert not step.drafts
-    assert step.decision.reason == "no_room"
+    for _ in range(4):
+        world.step(PLAIN_DRAFTS)
+    for _ in range(4):
+        world.scheduler.learn([2, 1])
+    totals = world.scheduler.state()["totals"]
+    assert totals["ranked_actual_tokens"] == totals["tokens"] == 4 * 5
+    survival = np.cumprod(np.full(GAMMA, 1 / (1 + np.exp(-3.0))))
+    assert totals["ranked_tokens"] == pytest.approx(4 * 2 * (1 + survival.sum()), rel=1e-5)
+    assert totals["planned_actual_tokens"] == 4 * 5
+    assert totals["planned_tokens"] > 4 * 2
+    assert totals["predicted_actual_s"] == pytest.approx(totals["timed_s"])
+    assert totals["predicted_s"] > 0
