@@ -33,18 +33,26 @@ def test_the_end_of_a_turn_in_a_block(dspark: ServerProcess, plain: PlainAnswers
         assert arms.essence(answer) == arms.essence(plain.greedy[name]), name
 
 
-def test_every_small_max_tokens(dspark: ServerProcess, plain: PlainAnswers) -> None:
+@pytest.mark.parametrize("policy", ["adaptive", "static"])
+def test_every_small_max_tokens(dspark: ServerProcess, plain: PlainAnswers, policy: str) -> None:
+    """Whole blocks are cut where the answer ends; by default no more is verified than it can still use."""
     requests = {
         f"{i} {count}": pair.generate(pair.prompts()[i], max_new_tokens=count)
         for i in (0, 1, 2)
         for count in range(1, 18)
     }
-    answers = arms.answer_all(dspark, requests)
+    dspark.ask("/dspark/policy", {"policy": policy})
+    try:
+        answers = arms.answer_all(dspark, requests)
+    finally:
+        dspark.ask("/dspark/policy", {"policy": "adaptive"})
     for name, answer in answers.items():
         i, count = map(int, name.split())
         assert answer["output_ids"] == plain.greedy[f"prompt {i}"]["output_ids"][:count], name
         assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": count}
-    assert any(arms.cut_in_a_block(answer) for answer in answers.values() if "spec_verify_ct" in answer["meta_info"])
+    verified = [answer for answer in answers.values() if "spec_verify_ct" in answer["meta_info"]]
+    assert verified
+    assert any(arms.cut_in_a_block(answer) for answer in verified) == (policy == "static")
 
 
 def test_the_context_length_is_an_end_like_any_other(dspark: ServerProcess, plain: PlainAnswers) -> None:
