@@ -66,6 +66,19 @@ def refuse_unsupported_layer(layer: RadixAttention) -> None:
         raise NotImplementedError("the dspark_cpu attention backend needs keys and values of one width")
 
 
+def refuse_unsupported_inputs(others: dict[str, Any]) -> None:
+    """Raise if a model hands its attention more than queries, keys and values: leaving it out would change the output.
+
+    Raises
+    ------
+    NotImplementedError
+        Naming the input, such as attention sinks.
+    """
+    for name, value in others.items():
+        if value is not None:
+            raise NotImplementedError(f"the dspark_cpu attention backend does not know the attention input {name}")
+
+
 def resolved(server_args: ServerArgs) -> Any:
     """Return server arguments as SGLang resolved them."""
     return resolving_view(server_args)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dspark_sglang.switches import ATTENTION_KERNEL, PACKED_WEIGHTS, switched_on
 from sgl_dspark.sps.store import Fingerprint
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def worker_fingerprint(worker: DsparkWorker, target_path: str, tensor_parallel: 
             "tensor parallel size": tensor_parallel,
             "dtype": str(runner.dtype),
             "attention backend": type(runner.attn_backend).__name__,
-            "packed weights": os.environ.get("SGL_DSPARK_PACK_WEIGHTS", ""),
+            "packed weights": int(switched_on(PACKED_WEIGHTS)),
+            "attention kernel": int(switched_on(ATTENTION_KERNEL)),
             "running requests": worker.max_requests,
             "KV slots": worker.num_slots,
             "context length": int(runner.model_config.context_len),

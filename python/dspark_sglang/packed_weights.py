@@ -8,13 +8,12 @@ oneDNN's layout beside each weight.
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
-from sgl_dspark.errors import ConfigError
+from dspark_sglang.switches import PACKED_WEIGHTS, switched_on
 from sgl_dspark.model import packed as packed_linear
 from sgl_dspark.model.packed import can_pack, frozen_linear
 
@@ -24,22 +23,6 @@ if TYPE_CHECKING:
     from sgl_dspark.model.packed import Linear
 
 logger = logging.getLogger(__name__)
-
-PACK_VARIABLE = "SGL_DSPARK_PACK_WEIGHTS"
-
-
-def packing_wanted() -> bool:
-    """Return whether weights are to be packed: ``SGL_DSPARK_PACK_WEIGHTS`` is 1 (the default) and not 0.
-
-    Raises
-    ------
-    ConfigError
-        If the variable holds anything else.
-    """
-    text = os.environ.get(PACK_VARIABLE, "").strip() or "1"
-    if text not in ("0", "1"):
-        raise ConfigError(f"{PACK_VARIABLE} must be 0 or 1, not '{text}'")
-    return text == "1"
 
 
 class PackedLinearMethod(UnquantizedLinearMethod):
@@ -72,7 +55,7 @@ def pack_weights(model: nn.Module) -> int:
     int
         Bytes that the copies take; 0 where packing brings nothing or is switched off.
     """
-    if not packing_wanted():
+    if not switched_on(PACKED_WEIGHTS):
         return 0
     size = 0
     for module in model.modules():
@@ -83,7 +66,7 @@ def pack_weights(model: nn.Module) -> int:
             module.quant_method = PackedLinearMethod()
             size += weight.numel() * weight.element_size()
     if size:
-        logger.info("packed %.0f MB of weights for oneDNN; %s=0 saves the memory", size / 1e6, PACK_VARIABLE)
+        logger.info("packed %.0f MB of weights for oneDNN; %s=0 saves the memory", size / 1e6, PACKED_WEIGHTS)
     return size
 
 

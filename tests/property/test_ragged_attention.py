@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from tests.support.naive_attention import naive_attention
 pytest.importorskip("sglang")
 from dspark_sglang.attention import cpu, kernel
 from dspark_sglang.attention.cpu import run_plan
+from dspark_sglang.switches import ATTENTION_KERNEL
 
 # Head dims that only the tiles compute, and that the kernel does: in one part, in two of one vector, in two of two.
 TILED, KERNEL = 4, (16, 48, 64)
@@ -106,9 +108,13 @@ def test_prefills_that_are_cut_into_pieces(
 @given(requests=REQUESTS, causal=st.booleans(), seed=st.integers(0, 10**6))
 def test_tiles_whose_kv_is_too_much_to_gather_at_once(requests: list[tuple[int, int]], causal: bool, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "MAX_GATHER", 0)
         patch.setattr(tiles, "PADDING_FREE_AREA", 0)
-        Case.random(requests, 2, 2, seed).check(causal=causal)
+        case = Case.random(requests, 2, 2, seed)
+        plan = case.check(causal=causal)
+        together = run_plan(plan, case.queries, case.keys, case.values, SCALE)
+        patch.setattr(cpu, "MAX_GATHER", 0)
+        one_by_one = run_plan(plan, case.queries, case.keys, case.values, SCALE)
+    assert torch.equal(one_by_one, together)
 
 
 @settings(max_examples=60, deadline=None)
@@ -190,6 +196,9 @@ def test_the_kernel_shows_a_number_that_is_none_and_only_where_it_is_seen(which:
 def test_scores_far_apart_underflow_to_nothing() -> None:
     case = Case.random([(8, 24)], 1, 1, seed=10, dim=16)
     case.keys.mul_(200)
+    slots = case.slots_of()[0]
+    scores = case.queries[:, 0] @ case.keys[slots, 0].T * SCALE
+    assert (scores.amax(1) - scores.amin(1) > 126 * math.log(2)).all(), "no score is far enough from the highest"
     case.check(causal=True)
 
 
@@ -215,10 +224,10 @@ def test_the_kernel_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None
     case = Case.random([(2, 5)], 1, 2, seed=11, dim=16)
     try:
         for text, expected in (("0", False), ("1", True), ("", True)):
-            monkeypatch.setenv(kernel.KERNEL_VARIABLE, text)
+            monkeypatch.setenv(ATTENTION_KERNEL, text)
             kernel.wanted.cache_clear()
             assert kernel.supported(case.queries, case.keys, case.values) is expected
-        monkeypatch.setenv(kernel.KERNEL_VARIABLE, "yes")
+        monkeypatch.setenv(ATTENTION_KERNEL, "yes")
         kernel.wanted.cache_clear()
         with pytest.raises(ConfigError, match="must be 0 or 1, not 'yes'"):
             kernel.wanted()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from dspark_sglang.attention import kernel
 from dspark_sglang.attention.layout import RaggedPlan, build_plan
 from dspark_sglang.attention.tiles import Tile
-from dspark_sglang.compat import AttentionBackend, KVWriteLoc, refuse_unsupported_layer
+from dspark_sglang.compat import AttentionBackend, KVWriteLoc, refuse_unsupported_inputs, refuse_unsupported_layer
 
 # KV slots up to which the tiles of a plan are gathered together.
 MAX_GATHER = 16_384
@@ -162,10 +162,12 @@ class CpuRaggedBackend(AttentionBackend):
         out = run_plan(self._plan, q_THD, keys, values, layer.scaling)
         return out.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
 
-    def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **_):  # type: ignore[no-untyped-def]
+    def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **others):  # type: ignore[no-untyped-def]
         """Prefill, chunked prefill and target verification."""
+        refuse_unsupported_inputs(others)
         return self._forward(q, k, v, layer, forward_batch, save_kv_cache)
 
-    def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, **_):  # type: ignore[no-untyped-def]
+    def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, **others):  # type: ignore[no-untyped-def]
         """One token per request."""
+        refuse_unsupported_inputs(others)
         return self._forward(q, k, v, layer, forward_batch, save_kv_cache)

@@ -12,7 +12,6 @@ Shape legend: T query tokens, H query heads, K KV heads, D head dim, S KV slots.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,28 +21,18 @@ import torch
 
 from dspark_sglang.attention.layout import LANES
 from dspark_sglang.attention.microkernels import KEYS, ROWS, emit
-from sgl_dspark.errors import ConfigError
+from dspark_sglang.switches import ATTENTION_KERNEL, switched_on
 
 if TYPE_CHECKING:
     from dspark_sglang.attention.layout import RaggedPlan
 
-KERNEL_VARIABLE = "SGL_DSPARK_ATTENTION_KERNEL"
 _MOST_DIM = 256
 
 
 @functools.cache
 def wanted() -> bool:
-    """Return whether the kernel is to be used: ``SGL_DSPARK_ATTENTION_KERNEL`` is 1 (the default) and not 0.
-
-    Raises
-    ------
-    ConfigError
-        If the variable holds anything else.
-    """
-    text = os.environ.get(KERNEL_VARIABLE, "").strip() or "1"
-    if text not in ("0", "1"):
-        raise ConfigError(f"{KERNEL_VARIABLE} must be 0 or 1, not '{text}'")
-    return text == "1"
+    """Return whether the kernel is to be used; read once, since every layer asks. Raises as `switched_on`."""
+    return switched_on(ATTENTION_KERNEL)
 
 
 def supported(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
@@ -112,7 +101,10 @@ _spaces: dict[int, np.ndarray] = {}
 
 
 def _scratch(threads: int, tokens: int) -> np.ndarray:
-    """Return scores of one work item for each thread, kept from call to call: float32 [threads, tokens * LANES]."""
+    """Return scores of one work item for each thread: float32 [threads, at least tokens * LANES].
+
+    Kept from call to call, since fresh pages are slow; a process attends in one call at a time.
+    """
     space = _spaces.get(threads)
     if space is None or space.shape[1] < tokens * LANES:
         space = _spaces[threads] = np.empty((threads, 2 * tokens * LANES), np.float32)

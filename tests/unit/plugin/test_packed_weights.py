@@ -13,7 +13,7 @@ pytest.importorskip("sglang")
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
 from dspark_sglang import packed_weights
-from dspark_sglang.packed_weights import PackedLinearMethod, pack_weights, packing_wanted, renew_weights
+from dspark_sglang.packed_weights import PackedLinearMethod, pack_weights, renew_weights
 from sgl_dspark.errors import ConfigError
 from sgl_dspark.model.packed import Linear, can_pack, frozen_linear, padded_rows
 
@@ -92,7 +92,7 @@ def test_packing_can_be_switched_off_and_a_typing_error_is_named(monkeypatch: py
     assert type(layer.quant_method) is UnquantizedLinearMethod
     monkeypatch.setenv("SGL_DSPARK_PACK_WEIGHTS", "yes")
     with pytest.raises(ConfigError, match="SGL_DSPARK_PACK_WEIGHTS must be 0 or 1, not 'yes'"):
-        packing_wanted()
+        pack_weights(nn.ModuleList([layer]))
 
 
 @pytest.mark.usefixtures("copying")
