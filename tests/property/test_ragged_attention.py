@@ -237,9 +237,12 @@ def test_the_kernel_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dtype", KV_DTYPES)
-@pytest.mark.parametrize("dim", [TILED, 16])
-def test_a_long_prefill_beside_short_requests(causal: bool, dtype: torch.dtype, dim: int) -> None:
-    case = Case.random([(300, 40), (1, 500), (8, 33), (0, 10), (260, 0)], 1, 2, seed=3, dim=dim)
+@pytest.mark.parametrize(("num_kv", "group", "dim"), [(1, 2, TILED), (1, 2, 16), (3, 3, 64)])
+def test_a_long_prefill_beside_short_requests(
+    causal: bool, dtype: torch.dtype, num_kv: int, group: int, dim: int
+) -> None:
+    """The last shape is the demo target's."""
+    case = Case.random([(300, 40), (1, 500), (8, 33), (0, 10), (260, 0)], num_kv, group, seed=3, dim=dim)
     if dtype is torch.float32:
         plan = case.check(causal=causal)
         assert len(plan.tiles) > 1
