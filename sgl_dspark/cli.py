@@ -38,8 +38,8 @@ EXIT_BROKEN_PIPE = 141
 # Headings of the command list; a command that is not named here is listed under OTHER.
 SECTIONS = {
     "Serve": ("prepare", "serve", "doctor"),
-    "Measure and verify": ("bench", "golden"),
-    "Train": ("train",),
+    "Measure and verify": ("bench", "calibrate", "profile", "simulate", "golden"),
+    "Train": ("data", "train", "evaluate", "convert"),
 }
 OTHER = "Other"
 
@@ -164,7 +164,7 @@ def _unknown(name: str, commands: dict[str, str]) -> str:
 
 
 def _not_importable(name: str, error: ModuleNotFoundError) -> str:
-    extra = "train" if name == "train" else "serve"
+    extra = "train" if name in SECTIONS["Train"] else "serve"
     return (
         f"'{name}' needs the module {error.name}, which is not installed; "
         f"run `make setup`, or `pip install 'sgl-dspark[{extra}]'`."

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import torch
 
+from sgl_dspark.data.sources import prompts as demo_prompts
 from sgl_dspark.demo.fixture_text import WRITERS, conversations
-from sgl_dspark.demo.prompts import prompts as demo_prompts
 from sgl_dspark.demo.widen import widen_draft, widen_target
-from sgl_dspark.training.target import KeyValueCache, TargetModel
+from sgl_dspark.model.target import KeyValueCache, TargetModel
 
 FIXTURE = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "pair"
 FACTOR, NOISE, NOISE_SEED = 3, 0.0, 0
@@ -69,7 +69,7 @@ def own_prompts(seed: int, count: int) -> list[dict[str, str]]:
 def foreign_prompts(seed: int, count: int) -> list[dict[str, str]]:
     """Return ``count`` questions of the demo draft's training kinds, which are not the fixture's."""
     found = itertools.islice(demo_prompts("train", seed), count)
-    return [{"category": "foreign", "prompt": record["turns"][0]} for record in found]
+    return [{"category": "foreign", "prompt": record.turns[0]} for record in found]
 
 
 def mixed(prompts: Sequence[dict[str, str]]) -> list[dict[str, str]]:
@@ -80,7 +80,7 @@ def mixed(prompts: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def write_prompts(path: Path, prompts: Sequence[dict[str, str]]) -> None:
-    """Write prompts as JSONL, for ``dspark bench``, ``dspark calibrate`` and ``dspark train evaluate``."""
+    """Write prompts as JSONL, for ``dspark bench``, ``dspark calibrate`` and ``dspark evaluate``."""
     path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in prompts), encoding="utf-8")
 
 

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sgl_dspark.training.target import KeyValueCache, TargetModel
+from sgl_dspark.model.target import TargetModel
+from sgl_dspark.sampling.draw import draw, uniforms
+
+# Prompts are prefilled together while the longest is at most so many times the shortest, or has so few tokens.
+_LEAST_PADDED, _SHORT = 1.3, 24
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,14 @@ class Prompt:
         Of the response; 0 is greedy.
     kind : str
         Label carried through to statistics.
+    id : str
+        Of the prompt record.
     """
 
     ids: tuple[int, ...]
     temperature: float
     kind: str = ""
+    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,13 +106,15 @@ class BatchGenerator:
         self.feature_layers = tuple(feature_layers)
         self.max_new_tokens = max_new_tokens
         self.max_positions = max_positions
-        width = model.config.hidden_size
-        self._cache = KeyValueCache.empty(model.config, rows, max_positions, model.dtype)
-        self._ids = torch.zeros(rows, max_positions + 1, dtype=torch.long)
-        self._features = torch.zeros(rows, max_positions, len(self.feature_layers) * width, dtype=model.dtype)
-        self._hidden = torch.zeros(rows, max_positions, width, dtype=model.dtype)
+        width, device = model.config.hidden_size, model.device
+        self._cache = model.empty_cache(rows, max_positions)
+        self._ids = torch.zeros(rows, max_positions + 1, dtype=torch.long, device=device)
+        widths = (len(self.feature_layers) * width, width)
+        self._features, self._hidden = (
+            torch.zeros(rows, max_positions, n, dtype=model.dtype, device=device) for n in widths
+        )
         self._prompts: list[Prompt | None] = [None] * rows
-        self._random = torch.Generator().manual_seed(seed)
+        self._random = torch.Generator(device).manual_seed(seed)
 
     def run(self, prompts: Sequence[Prompt]) -> Iterator[Response]:
         """Yield the responses in the order in which they finish."""
@@ -136,25 +145,34 @@ class BatchGenerator:
         """Compute the prompts' common prefix once and copy its state into every row; return its length."""
         prefix = common_prefix(prompts)
         if prefix:
-            row = torch.zeros(1, dtype=torch.long)
+            row = torch.zeros(1, dtype=torch.long, device=self.model.device)
             self._cache.lengths.zero_()
-            ids = torch.tensor([prompts[0].ids[:prefix]])
+            ids = torch.tensor([prompts[0].ids[:prefix]], device=self.model.device)
             hidden, features = self.model.forward(ids, self._cache, self.feature_layers, row)
-            self._cache.k[:, :, :, :prefix] = self._cache.k[:, :1, :, :prefix]
-            self._cache.v[:, :, :, :prefix] = self._cache.v[:, :1, :, :prefix]
+            for pool in (self._cache.k, self._cache.v):
+                pool[:, :, :prefix] = pool[:, :1, :prefix]
             self._hidden[:, :prefix] = hidden
             if features is not None:
                 self._features[:, :prefix] = features
         return prefix
 
     def _admit(self, rows: list[int], prompts: list[Prompt], prefix: int) -> None:
-        """Prefill new prompts behind the shared prefix and sample each one's first token."""
+        """Prefill new prompts behind the shared prefix, those of like length together; sample each one's first token."""
+        pairs = sorted(zip(rows, prompts, strict=True), key=lambda pair: len(pair[1].ids))
+        while pairs:
+            longest = _LEAST_PADDED * (len(pairs[0][1].ids) - prefix)
+            count = sum(len(prompt.ids) - prefix <= max(longest, _SHORT) for _, prompt in pairs)
+            self._prefill(pairs[:count], prefix)
+            pairs = pairs[count:]
+
+    def _prefill(self, pairs: list[tuple[int, Prompt]], prefix: int) -> None:
+        rows, prompts = [row for row, _ in pairs], [prompt for _, prompt in pairs]
         tails = [torch.tensor(p.ids[prefix:]) for p in prompts]
-        ids = torch.nn.utils.rnn.pad_sequence(tails, batch_first=True)
-        index = torch.tensor(rows)
+        ids = torch.nn.utils.rnn.pad_sequence(tails, batch_first=True).to(self.model.device)
+        index = self._index(rows)
         self._cache.lengths[index] = prefix
         hidden, features = self.model.forward(ids, self._cache, self.feature_layers, index)
-        for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+        for i, (row, prompt) in enumerate(pairs):
             length = len(prompt.ids)
             self._prompts[row] = prompt
             self._ids[row, :length] = torch.tensor(prompt.ids)
@@ -167,7 +185,7 @@ class BatchGenerator:
         """Run the newest token of each active row and sample the next."""
         # Selecting rows copies their keys, so idle rows ride along until fewer than half are busy.
         ride_along = 2 * len(rows) > len(self._prompts)
-        taking_part = torch.arange(len(self._prompts)) if ride_along else torch.tensor(rows)
+        taking_part = self._index(range(len(self._prompts)) if ride_along else rows)
         positions = self._cache.lengths[taking_part]
         ids = self._ids[taking_part, positions][:, None]
         selection = None if ride_along else taking_part
@@ -175,7 +193,7 @@ class BatchGenerator:
         self._hidden[taking_part, positions] = hidden[:, 0]
         if features is not None:
             self._features[taking_part, positions] = features[:, 0]
-        active = torch.tensor(rows)
+        active = self._index(rows)
         self._cache.lengths[active] += 1
         self._sample(rows, hidden[active, 0] if ride_along else hidden[:, 0])
 
@@ -184,34 +202,42 @@ class BatchGenerator:
         if features is not None:
             self._features[row, where] = features[source, : hidden.shape[0]]
 
+    def _index(self, rows: Iterable[int]) -> Tensor:
+        return torch.tensor(list(rows), device=self.model.device)
+
     def _sample(self, rows: list[int], hidden: Tensor) -> None:
         """Put each row's next token behind its committed tokens; greedy rows take the argmax."""
         logits = self.model.logits(hidden).float()
-        temperatures = torch.tensor([p.temperature for row in rows if (p := self._prompts[row]) is not None])
+        temperatures = [p.temperature for row in rows if (p := self._prompts[row]) is not None]
         tokens = logits.argmax(-1)
-        warm = (temperatures > 0).nonzero().flatten()
-        if len(warm):
-            probs = (logits[warm] / temperatures[warm, None]).softmax(-1)
-            tokens[warm] = torch.multinomial(probs, 1, generator=self._random).flatten()
-        index = torch.tensor(rows)
+        warm = [i for i, temperature in enumerate(temperatures) if temperature > 0]
+        if warm:
+            at = self._index(warm)
+            divisors = torch.tensor([temperatures[i] for i in warm], device=logits.device)[:, None]
+            law = (logits[at] / divisors).softmax(-1)
+            tokens[at] = draw(law, uniforms(len(warm), device=logits.device, generator=self._random))
+        index = self._index(rows)
         self._ids[index, self._cache.lengths[index]] = tokens
 
     def _collect(self, rows: Iterable[int]) -> Iterator[Response]:
         """Free and yield the rows that emitted an end-of-turn token or ran out of room."""
+        # Sync: whether a row has ended decides what runs next.
+        lengths = (self._cache.lengths + 1).tolist()
+        newest = self._ids.gather(1, self._cache.lengths[:, None]).flatten().tolist()
         for row in rows:
             prompt = self._prompts[row]
             if prompt is None:
                 continue
-            length = int(self._cache.lengths[row]) + 1
+            length = lengths[row]
             new = length - len(prompt.ids)
-            ended = int(self._ids[row, length - 1]) in self.model.config.eos_token_ids
+            ended = newest[row] in self.model.config.eos_token_ids
             if not ended and new < self.max_new_tokens and length <= self.max_positions - 1:
                 continue
             self._prompts[row] = None
             yield Response(
-                ids=self._ids[row, :length].clone(),
+                ids=self._ids[row, :length].to("cpu", copy=True),
                 prompt_len=len(prompt.ids),
-                features=self._features[row, : length - 1].clone(),
-                hidden=self._hidden[row, : length - 1].clone(),
+                features=self._features[row, : length - 1].to("cpu", copy=True),
+                hidden=self._hidden[row, : length - 1].to("cpu", copy=True),
                 prompt=prompt,
             )

@@ -1,117 +1,139 @@
-"""Prompt sets for the demo draft: tasks, short questions, chat and code, training and evaluation disjoint.
+"""Built-in prompt sources that a fresh machine can reach: seeded, training and held-out halves disjoint.
 
-reasoning-gym (Apache-2.0) generates tasks from seeds; chatterbot-corpus (BSD) holds short English questions. Which
-half of a split a question falls into depends on its text alone, so the halves never share one.
+Which half of a split a prompt falls into depends on its text alone, so the halves never share one. None of the sources
+is an evaluation set of the paper.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
-from importlib import resources
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from sgl_dspark.demo.chat_prompts import chat_prompt, code_prompt
+from sgl_dspark.data.composed import chat_prompt, code_prompt
+from sgl_dspark.data.corpora import corpus_questions, library_prompts, problem_prompts
+from sgl_dspark.data.prompts import PromptRecord
+from sgl_dspark.data.tasks import TASK_SHARES, task_prompts
+from sgl_dspark.errors import DataError
 
 SPLITS = ("train", "held-out")
+GROUPS = ("maths", "code", "chat")
 HELD_OUT_PERCENT = 8
+# A source that gives nothing new so many times in a row is used up.
+_PATIENCE = 200
 
-# Share of each kind; worded so that a small chat model explains itself rather than emitting one number.
-TASK_SHARES = {
-    "gsm_symbolic": 30,
-    "leg_counting": 6,
-    "chain_sum": 5,
-    "simple_equations": 6,
-    "syllogism": 6,
-    "simple_geometry": 4,
-    "calendar_arithmetic": 4,
-    "fraction_simplification": 3,
-    "time_intervals": 3,
-    "products": 3,
-    "family_relationships": 3,
-    "aiw": 3,
-}
-QUESTION_SHARE, CHAT_SHARE, CODE_SHARE = 16, 56, 24
-QUESTION_TOPICS = (
-    "ai", "coding", "computers", "food", "health", "history", "literature", "money", "movies", "politics",
-    "psychology", "science", "sports", "tech_support", "trivia",
+Draw = Callable[[random.Random], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where prompts come from.
+
+    Attributes
+    ----------
+    name : str
+        Becomes the prompts' ``kind``.
+    group : {"maths", "code", "chat"}
+    share : float
+        Weight in the mix.
+    licence : str
+        Of the text and where it comes from.
+    draw : callable
+        Yields texts from a random generator, in an order that depends on it alone.
+    """
+
+    name: str
+    group: str
+    share: float
+    licence: str
+    draw: Draw
+
+
+def _forever(compose: Callable[[random.Random], str]) -> Draw:
+    def draw(rng: random.Random) -> Iterator[str]:
+        while True:
+            yield compose(rng)
+
+    return draw
+
+
+def _shuffled(read: Callable[[], Sequence[str]]) -> Draw:
+    def draw(rng: random.Random) -> Iterator[str]:
+        texts = list(read())
+        rng.shuffle(texts)
+        yield from texts
+
+    return draw
+
+
+_GYM = "Apache-2.0, reasoning-gym 0.1.25"
+SOURCES: tuple[Source, ...] = (
+    *(Source(kind, "maths", share, _GYM, task_prompts(kind)) for kind, share in TASK_SHARES.items()),
+    Source("code", "code", 24, "Apache-2.0, this project", _forever(code_prompt)),
+    Source("problem", "code", 28, _GYM + " (CodeI/O task descriptions)", _shuffled(problem_prompts)),
+    Source("library", "code", 10, "PSF-2.0, signatures and docstrings of Python's standard library", _shuffled(library_prompts)),
+    Source("question", "chat", 12, "BSD-3-Clause, chatterbot-corpus 1.3.3", _shuffled(corpus_questions)),
+    Source("chat", "chat", 56, "Apache-2.0, this project", _forever(chat_prompt)),
 )  # fmt: skip
-_TERSE = (
-    "Give the result as your final answer. Do not include units.",
-    "Give only the result as your final answer.",
-    "Give only the simplified fraction as your final answer.",
-    "Return only the angle as your answer.Do not give the units in your answer.",
-    "Respond only with the word that describes their relationship.",
-    "Reply with just the weekday name.",
-    "Write out the full weekday name.",
-)
-_STYLES = ("", "", " Explain your reasoning step by step.", " Show your work.")
 
 
 def split_of(text: str) -> str:
-    """Which half a question belongs to, by a hash of its text."""
+    """Which half a prompt belongs to, by a hash of its text."""
     bucket = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 100
     return "held-out" if bucket < HELD_OUT_PERCENT else "train"
 
 
-def corpus_questions(split: str) -> list[str]:
-    """List the opening lines of the chatterbot conversations that fall into ``split``."""
-    import yaml
+def choose_sources(names: Sequence[str]) -> tuple[Source, ...]:
+    """Return the sources of these names or groups; all of them for an empty list.
 
-    found: set[str] = set()
-    folder = resources.files("chatterbot_corpus") / "data" / "english"
-    for topic in QUESTION_TOPICS:
-        text = (folder / f"{topic}.yml").read_text(encoding="utf-8")
-        for dialogue in yaml.safe_load(text)["conversations"]:
-            question = str(dialogue[0]).strip()
-            if len(question) > 8 and split_of(question) == split:
-                found.add(question)
-    return sorted(found)
-
-
-def _without_terse_endings(question: str) -> str:
-    for ending in _TERSE:
-        question = question.replace(ending, "")
-    return question.strip()
+    Raises
+    ------
+    DataError
+        If a name is neither.
+    """
+    known = {source.name for source in SOURCES} | set(GROUPS)
+    for name in names:
+        if name not in known:
+            raise DataError(f"there is no prompt source {name!r}; `dspark data prompts --list` shows them.")
+    return tuple(source for source in SOURCES if not names or source.name in names or source.group in names)
 
 
-def prompts(split: str, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield ``{"kind", "turns"}`` records without end, the kinds mixed by their shares.
+def prompts(split: str, seed: int, sources: Sequence[Source] = SOURCES) -> Iterator[PromptRecord]:
+    """Yield distinct prompts, the sources mixed by their shares, until all sources are used up.
 
     Parameters
     ----------
     split : {"train", "held-out"}
-        Half of the prompt space.
     seed : int
-        Seed of the mixing and of the task generators.
+        Of the mixing and of the sources.
+    sources : sequence of Source
     """
-    import reasoning_gym
-
     if split not in SPLITS:
         raise ValueError(f"split must be one of {SPLITS}, not {split!r}")
     rng = random.Random(f"{split}-{seed}")
-    questions = corpus_questions(split)
-    simple = {
-        "question": (QUESTION_SHARE, lambda: rng.choice(questions)),
-        "chat": (CHAT_SHARE, lambda: chat_prompt(rng)),
-        "code": (CODE_SHARE, lambda: code_prompt(rng)),
-    }
-    kinds = [*TASK_SHARES, *simple]
-    shares = [*TASK_SHARES.values(), *(share for share, _ in simple.values())]
-    tasks = {
-        kind: reasoning_gym.create_dataset(kind, seed=rng.randrange(1 << 30), size=1_000_000) for kind in TASK_SHARES
-    }
-    taken = dict.fromkeys(kinds, 0)
-    while True:
-        kind = rng.choices(kinds, shares)[0]
-        # Retried within the kind: redrawing the kind would favour those whose list is already split.
-        while True:
-            if kind in simple:
-                text = simple[kind][1]()
-            else:
-                text = _without_terse_endings(tasks[kind][taken[kind]]["question"]) + rng.choice(_STYLES)
-                taken[kind] += 1
-            if split_of(text) == split:
-                break
-        yield {"kind": kind, "turns": [text]}
+    seen: set[str] = set()
+    streams = {s.name: s.draw(random.Random(f"{split}-{seed}-{s.name}")) for s in sources}
+    left = list(sources)
+    while left:
+        source = rng.choices(left, [s.share for s in left])[0]
+        text = _next_new(streams[source.name], split, seen)
+        if text is None:
+            left.remove(source)
+            continue
+        seen.add(text)
+        yield PromptRecord.of((text,), source.name)
+
+
+def _next_new(stream: Iterator[str], split: str, seen: set[str]) -> str | None:
+    misses = 0
+    for text in stream:
+        # What belongs to the other half says nothing about whether the source is used up.
+        if split_of(text) != split:
+            continue
+        if text not in seen:
+            return text
+        misses += 1
+        if misses == _PATIENCE:
+            return None
+    return None

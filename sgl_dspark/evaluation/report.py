@@ -38,12 +38,15 @@ class Acceptance:
         Slot j: rounds whose drafts 0..j were all accepted, over rounds that proposed slot j.
     conditional : tuple of float
         Slot j: the same, over rounds whose drafts before j were all accepted.
+    mean_verify_len : float
+        Verified tokens per round, anchor included; drafts behind an accepted end-of-turn token do not count.
     """
 
     rounds: int
     mean_accept_len: float
     survival: tuple[float, ...]
     conditional: tuple[float, ...]
+    mean_verify_len: float
 
 
 def round_of(drafts: Sequence[int], num_correct: int, eos_ids: Sequence[int]) -> Round:
@@ -67,7 +70,7 @@ def round_of(drafts: Sequence[int], num_correct: int, eos_ids: Sequence[int]) ->
 def summarise(rounds: Sequence[Round], gamma: int) -> Acceptance:
     """Reduce rounds to statistics; rates of slots that were never proposed are 0."""
 
-    def ratio(part: int, whole: int) -> float:
+    def ratio(part: float, whole: float) -> float:
         return part / whole if whole else 0.0
 
     survival, conditional = [], []
@@ -77,5 +80,6 @@ def summarise(rounds: Sequence[Round], gamma: int) -> Acceptance:
         correct = sum(r.num_correct_drafts > slot for r in proposed)
         survival.append(ratio(correct, len(proposed)))
         conditional.append(ratio(correct, len(reached)))
-    mean = sum(r.emitted for r in rounds) / len(rounds) if rounds else 0.0
-    return Acceptance(len(rounds), mean, tuple(survival), tuple(conditional))
+    mean = ratio(sum(r.emitted for r in rounds), len(rounds))
+    verified = ratio(sum(r.proposed + 1 for r in rounds), len(rounds))
+    return Acceptance(len(rounds), mean, tuple(survival), tuple(conditional), verified)

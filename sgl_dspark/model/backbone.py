@@ -24,7 +24,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last axis of ``x`` [..., size]."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # One dtype for both, or torch leaves its fused kernel (bf16 training keeps fp32 weights).
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 class SelfAttention(nn.Module):

@@ -13,6 +13,7 @@ from sgl_dspark.calibration.metrics import BINS, mean_ece, observed_slot, reliab
 from sgl_dspark.calibration.records import RecordSet
 from sgl_dspark.calibration.store import KindCalibration
 from sgl_dspark.errors import DsparkError
+from sgl_dspark.reports.figure import new_figure
 
 # Rounds from which a bin is joined to its neighbours; the mean of fewer is mostly chance.
 _FIRM = 20
@@ -60,17 +61,11 @@ def save_reliability_diagram(path: Path, panels: Mapping[str, tuple[CalibrationM
     DsparkError
         If matplotlib is not installed or there is nothing to draw.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise DsparkError("drawing needs matplotlib; install it or leave the plot out") from error
     shown = {title: panel for title, panel in panels.items() if len(panel[1])}
     if not shown:
         raise DsparkError("no held-out rounds to draw; collect more or hold out a larger share")
     gamma = max(records.gamma for _, records in shown.values())
-    figure = Figure(figsize=(2.4 * gamma + 0.6, 2.6 * len(shown) + 0.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(2.4 * gamma + 0.6, 2.6 * len(shown) + 0.4)
     axes = figure.subplots(len(shown), gamma, squeeze=False, sharex=True, sharey=True)
     for row, (title, (chosen, records)) in zip(axes, shown.items(), strict=True):
         raw = CalibrationMap.identity(records.gamma)

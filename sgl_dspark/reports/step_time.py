@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sgl_dspark.errors import DsparkError
+from sgl_dspark.reports.figure import new_figure
 from sgl_dspark.sps.model import StepTimes
 
 _COLOURS = ("#1b4f72", "#2a9d8f", "#8ab17d", "#e9c46a", "#f4a261", "#e76f51", "#8d3b72", "#555555")
@@ -143,16 +144,11 @@ def save_step_time_plot(path: Path, curves: Sequence[LoadCurve], title: str = ""
     DsparkError
         If matplotlib is not installed or there is nothing to draw.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import LogLocator, ScalarFormatter
-    except ImportError as error:
-        raise DsparkError("drawing needs matplotlib; install it or leave the plot out") from error
     if not curves:
         raise DsparkError("no load to draw; name at least one number of requests")
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(11, 4.4)
+    from matplotlib.ticker import LogLocator, ScalarFormatter
+
     times, rates = figure.subplots(1, 2, sharex=True)
     for number, curve in enumerate(curves):
         tokens = curve.requests + np.arange(curve.step_times.shape[0])

@@ -1,10 +1,9 @@
-"""``dspark train fit``: from a target cache to a draft checkpoint, resumable."""
+"""A training run: from a recipe to a draft on disk, resumed exactly where it was interrupted."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,24 +12,35 @@ import torch
 from torch import Tensor
 
 from sgl_dspark.config import DrafterConfig
-from sgl_dspark.errors import DataError
+from sgl_dspark.data.cache import Conversation
+from sgl_dspark.data.template import ChatEncoder
+from sgl_dspark.errors import ConfigError, DataError
 from sgl_dspark.model.checkpoint import save_drafter
 from sgl_dspark.model.drafter import Drafter
-from sgl_dspark.training.data import Conversation, cache_shards, conversation_batches, read_manifest, read_shard
-from sgl_dspark.training.loop import StepReport, Trainer, TrainingOptions, fold_feature_scale, measure_feature_scale
-from sgl_dspark.training.target import TargetConfig, TargetModel
-from sgl_dspark.training.vocabulary import SampledVocabulary
+from sgl_dspark.model.eagle3 import Eagle3Drafter, save_eagle3
+from sgl_dspark.model.target import TargetModel, load_embeddings
+from sgl_dspark.model.target_config import TargetConfig
+from sgl_dspark.training.checkpoint import read_state, save_state
+from sgl_dspark.training.journal import Journal, describe
+from sgl_dspark.training.loop import Trainer, TrainingOptions, fold_feature_scale, measure_feature_scale
+from sgl_dspark.training.ranks import Ranks, check_batch
+from sgl_dspark.training.recipe import DraftSection, Recipe
+from sgl_dspark.training.source import CacheSource, Source, response_source
+from sgl_dspark.training.vocabulary import Draft, SampledVocabulary
 
 Log = Callable[[str], None]
-STATE_FILE = "state.pt"
+Batches = Iterator[list[Conversation]]
+DRAFT_FOLDER = "draft"
+# Conversations that the scale of features is measured on.
+_SCALE_SAMPLE = 256
 
 
-def draft_config(target: TargetConfig, args: Namespace, feature_layers: Sequence[int]) -> DrafterConfig:
-    """Shape of the draft: the target's geometry, with depth, width, gamma and heads from the options."""
+def draft_config(target: TargetConfig, section: DraftSection, feature_layers: Sequence[int]) -> DrafterConfig:
+    """Shape of the draft: the target's geometry, with depth, width, gamma and heads from the recipe."""
     return DrafterConfig(
         hidden_size=target.hidden_size,
-        intermediate_size=args.intermediate_size or target.raw["intermediate_size"],
-        num_hidden_layers=args.layers,
+        intermediate_size=section.intermediate_size or target.raw["intermediate_size"],
+        num_hidden_layers=section.layers,
         num_attention_heads=target.num_attention_heads,
         num_key_value_heads=target.num_key_value_heads,
         head_dim=target.head_dim,
@@ -38,31 +48,31 @@ def draft_config(target: TargetConfig, args: Namespace, feature_layers: Sequence
         rms_norm_eps=target.rms_norm_eps,
         rope_theta=target.rope_theta,
         max_position_embeddings=target.max_position_embeddings,
-        gamma=args.gamma,
-        mask_token_id=args.mask_token_id,
+        gamma=section.gamma,
+        mask_token_id=section.mask_token_id or 0,
         target_layer_ids=tuple(feature_layers),
         num_target_layers=target.num_hidden_layers,
-        markov_rank=args.markov_rank,
-        markov_head_type=args.markov_head if args.markov_rank else None,
-        enable_confidence_head=True,
-        confidence_head_with_markov=args.markov_rank > 0,
+        markov_rank=section.markov_rank,
+        markov_head_type=section.markov_head if section.markov_rank else None,
+        enable_confidence_head=section.confidence,
+        confidence_head_with_markov=section.confidence and section.markov_rank > 0,
     )
 
 
-def feature_columns(cached: Sequence[int], wanted: Sequence[int], hidden_size: int) -> Tensor | None:
-    """Columns of the cached features that the draft reads; None when it reads all of them.
+def feature_columns(held: Sequence[int], wanted: Sequence[int], hidden_size: int) -> Tensor | None:
+    """Columns of the data's features that the draft reads; None when it reads all of them.
 
     Raises
     ------
     DataError
-        If a wanted layer is not in the cache.
+        If a wanted layer is not in the data.
     """
-    missing = [layer for layer in wanted if layer not in cached]
+    missing = [layer for layer in wanted if layer not in held]
     if missing:
-        raise DataError(f"the cache holds feature layers {list(cached)}, not {missing}; make the data again with them.")
-    if list(wanted) == list(cached):
+        raise DataError(f"the data holds feature layers {list(held)}, not {missing}; make the data again with them.")
+    if list(wanted) == list(held):
         return None
-    starts = torch.tensor([list(cached).index(layer) * hidden_size for layer in wanted])
+    starts = torch.tensor([list(held).index(layer) * hidden_size for layer in wanted])
     return (starts[:, None] + torch.arange(hidden_size)).flatten()
 
 
@@ -73,104 +83,191 @@ def select(conversation: Conversation, columns: Tensor | None) -> Conversation:
     return replace(conversation, features=conversation.features[:, columns])
 
 
-def core_vocabulary(shards: Sequence[Path], vocab_size: int, least: int) -> Tensor:
-    """Ids that the data supervises at least ``least`` times, int64 ascending."""
-    counts = torch.zeros(vocab_size, dtype=torch.long)
-    for conversation in itertools.chain.from_iterable(map(read_shard, shards)):
-        counts += torch.bincount(conversation.ids[conversation.loss_mask], minlength=vocab_size)
-    return (counts >= least).nonzero().flatten()
+def training_options(recipe: Recipe) -> TrainingOptions:
+    """Gather what the trainer needs of a recipe."""
+    optim, kind = recipe.optim, recipe.draft.kind
+    return TrainingOptions(
+        steps=optim.steps,
+        warmup_steps=optim.warmup_steps,
+        num_anchors=optim.anchors,
+        micro_batch_size=optim.micro_batch_size,
+        learning_rate=optim.learning_rate,
+        clip_norm=optim.clip_norm,
+        weight_decay=optim.weight_decay,
+        loss_decay=recipe.loss.decay_of(kind),
+        weights=recipe.loss.weights(kind),
+        ce_first=recipe.loss.ce_first,
+        full_vocabulary_from=recipe.vocabulary.full_from,
+        bf16=optim.bf16,
+        seed=optim.seed,
+    )
 
 
 def write_draft(trainer: Trainer, folder: Path) -> None:
     """Save the draft as it would be served: bf16, raw features, without the target's embedding and head."""
-    trained = Drafter(trainer.drafter.config)
-    trained.load_state_dict(trainer.drafter.state_dict())
-    fold_feature_scale(trained, trainer.feature_scale)
-    save_drafter(trained.to(torch.bfloat16), folder, include_shared=False)
+    state = {name: tensor.cpu() for name, tensor in trainer.state()["drafter"].items()}
+    if not trainer.ranks.first:
+        return
+    kind = type(trainer.drafter)
+    trained: Draft = kind(trainer.drafter.config)
+    trained.load_state_dict(state, strict=False)
+    fold_feature_scale(trained, trainer.feature_scale.cpu())
+    trained = trained.to(torch.bfloat16)
+    if isinstance(trained, Eagle3Drafter):
+        save_eagle3(trained, folder)
+    else:
+        save_drafter(trained, folder, include_shared=False)
 
 
-def describe(label: str, report: StepReport) -> str:
-    """One log line."""
-    slots = " ".join(f"{rate:.2f}" for rate in report.accept_rate)
-    return (
-        f"{label}: loss {report.loss:.4f} ce {report.ce:.3f} tv {report.tv:.3f} conf {report.confidence:.3f} "
-        f"accept [{slots}] expected accept length {report.expected_accept_len:.3f}"
+def fit(recipe: Recipe, log: Log) -> Path:
+    """Train; a run that the output folder holds is continued. Return the draft's folder.
+
+    Raises
+    ------
+    DataError
+        If the data is unusable.
+    ConfigError
+        If the folder holds a run of another recipe, or ranks cannot share the batch.
+    """
+    device = torch.device(
+        ("cuda" if torch.cuda.is_available() else "cpu") if recipe.device == "auto" else recipe.device
     )
+    ranks = Ranks.join(device)
+    if device.type == "cuda" and ranks.world > 1:
+        device = torch.device("cuda", ranks.rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    say = log if ranks.first else _silent
+    try:
+        run = _Run(recipe, device, ranks, say)
+        run.go(say)
+    finally:
+        ranks.leave()
+    return recipe.output.folder / DRAFT_FOLDER
 
 
-def fit(args: Namespace, log: Log) -> Path:
-    """Train, resuming from ``state.pt`` when the output folder holds one; return the draft's folder."""
-    trainer, stream, held_out = _prepare(args, log)
-    started, last_saved = time.perf_counter(), time.perf_counter()
-    first_step = trainer.step
-    while trainer.step < trainer.options.steps:
-        report = trainer.train_step(next(stream))
-        if trainer.step % args.log_every == 0 or trainer.step == trainer.options.steps:
-            pace = (time.perf_counter() - started) / (trainer.step - first_step)
-            log(describe(f"step {trainer.step}/{trainer.options.steps} {pace:.2f} s/step", report))
-        if time.perf_counter() - last_saved > args.save_every_s:
-            _save_state(trainer, args.out)
-            if held_out:
-                log(describe(f"held-out at {trainer.step}", trainer.evaluate(held_out)))
-            last_saved = time.perf_counter()
-    _save_state(trainer, args.out)
-    if held_out:
-        log(describe(f"held-out at {trainer.step}", trainer.evaluate(held_out)))
-    write_draft(trainer, args.out / "draft")
-    log(f"draft written to {args.out / 'draft'}")
-    return Path(args.out / "draft")
+class _Run:
+    """A trainer with its stream of batches, its held-out data and its journal."""
+
+    def __init__(self, recipe: Recipe, device: torch.device, ranks: Ranks, log: Log) -> None:
+        check_batch(recipe.optim.batch_size, ranks.world)
+        self.recipe, self.ranks = recipe, ranks
+        source, held_out = _sources(recipe, device)
+        config = TargetConfig.from_dir(recipe.target)
+        wanted = recipe.draft.feature_layers or source.feature_layers
+        columns = feature_columns(source.feature_layers, wanted, config.hidden_size)
+        self.trainer = _trainer(recipe, device, ranks, source, columns, config, wanted, log)
+        self._resume(log)
+        # A resumed run skips what it has consumed, so that it sees exactly what it would have seen.
+        size, optim = recipe.optim.batch_size, recipe.optim
+        order = source.batches(optim.seed, size, skip=self.trainer.step)
+        self.stream: Batches = ([select(c, columns) for c in batch] for batch in order)
+        rows = itertools.islice(held_out.all(), recipe.data.held_out_limit) if held_out else iter(())
+        held = [select(c, columns) for c in rows]
+        self.held_out = [held[i : i + size] for i in range(0, len(held), size)]
+
+    def go(self, log: Log) -> None:
+        """Train to the last step and write the draft."""
+        trainer, output = self.trainer, self.recipe.output
+        journal = Journal(output.folder, trainer.step, enabled=self.ranks.first, tensorboard=output.tensorboard)
+        last_saved = time.perf_counter()
+        with journal:
+            while trainer.step < trainer.options.steps:
+                report = trainer.train_step(next(self.stream))
+                final = trainer.step == trainer.options.steps
+                if trainer.step % output.log_every == 0 or final:
+                    journal.add("train", trainer.step, trainer.tokens, report)
+                    log(describe(f"step {trainer.step}/{trainer.options.steps} {journal.pace}", report))
+                if final or (output.evaluate_every and trainer.step % output.evaluate_every == 0):
+                    self._evaluate(journal, log)
+                # Ranks must agree on when to save, since a sharded state needs all of them.
+                due = torch.tensor([float(time.perf_counter() - last_saved > output.save_every_s)])
+                if final or float(self.ranks.total(due.to(trainer.device))) > 0:
+                    self._save()
+                    last_saved = time.perf_counter()
+        write_draft(trainer, output.folder / DRAFT_FOLDER)
+        log(f"draft written to {output.folder / DRAFT_FOLDER}")
+
+    def _evaluate(self, journal: Journal, log: Log) -> None:
+        if self.held_out:
+            report = self.trainer.evaluate(self.held_out)
+            journal.add("held_out", self.trainer.step, self.trainer.tokens, report)
+            log(describe(f"held-out at {self.trainer.step}", report))
+
+    def _save(self) -> None:
+        state = self.trainer.state()
+        if self.ranks.first:
+            save_state(self.recipe.output.folder, {**state, "recipe": _decides(self.recipe)})
+
+    def _resume(self, log: Log) -> None:
+        state = read_state(self.recipe.output.folder)
+        if state is None:
+            return
+        now = _decides(self.recipe)
+        for section, wanted in now.items():
+            found = state["recipe"].get(section)
+            if found != wanted:
+                names = sorted(k for k in {**wanted, **found} if wanted.get(k) != found.get(k)) if found else []
+                fields = ", ".join(f"{section}.{name}" for name in names) or section
+                raise ConfigError(
+                    f"{self.recipe.output.folder} holds a run of another recipe (it differs in {fields}); "
+                    "continue with that recipe, or choose another output.folder."
+                )
+        self.trainer.load_state(state)
+        log(f"resuming at step {self.trainer.step}")
 
 
-def _prepare(args: Namespace, log: Log) -> tuple[Trainer, Iterator[list[Conversation]], list[list[Conversation]]]:
-    torch.manual_seed(args.seed)
-    target = TargetModel.from_dir(args.target, torch.float32)
-    shards = [path for folder in args.data for path in cache_shards(folder)]
-    cached = read_manifest(args.data[0])["feature_layers"]
-    if any(read_manifest(folder)["feature_layers"] != cached for folder in args.data):
-        raise DataError("the data folders hold different feature layers; make them with the same ones.")
-    wanted = args.feature_layers or cached
-    columns = feature_columns(cached, wanted, target.config.hidden_size)
-    drafter = Drafter(draft_config(target.config, args, wanted))
-    drafter.share_embeddings(target.embed, target.lm_head)
-    options = TrainingOptions(
-        steps=args.steps,
-        warmup_steps=args.warmup_steps,
-        batch_size=args.batch_size,
-        num_anchors=args.anchors,
-        learning_rate=args.learning_rate,
-        loss_decay=args.loss_decay,
-        ce_first=args.ce_first,
-        full_vocabulary_from=args.full_vocabulary_from,
-        bf16=not args.fp32,
-        seed=args.seed,
-    )
+def _decides(recipe: Recipe) -> dict[str, dict[str, object]]:
+    """Return the sections that decide what a run computes."""
+    whole = recipe.model_dump(mode="json")
+    return {name: whole[name] for name in ("draft", "loss", "vocabulary", "optim")}
+
+
+def _silent(line: str) -> None:
+    """Say nothing: ranks but the first."""
+
+
+def _sources(recipe: Recipe, device: torch.device) -> tuple[Source, Source | None]:
+    data = recipe.data
+    if data.mode == "cache":
+        held = CacheSource(data.held_out, recipe.target) if data.held_out else None
+        return CacheSource(data.caches, recipe.target), held
+    layers = recipe.draft.feature_layers
+    if layers is None:
+        raise ConfigError(f"draft.feature_layers is missing: mode {data.mode!r} computes the states of these layers.")
+    dtype = torch.bfloat16 if recipe.optim.bf16 else torch.float32
+    target = TargetModel.from_dir(recipe.target, dtype, device)
+    encoder = ChatEncoder(recipe.target, target.config.eos_token_ids, data.template_options)
+
+    def read(files: Sequence[Path]) -> Source:
+        keep = data.mode == "memory"
+        return response_source(files, target, encoder, layers, data.max_length, keep=keep)
+
+    return read(data.responses), read(data.held_out) if data.held_out else None
+
+
+def _trainer(
+    recipe: Recipe,
+    device: torch.device,
+    ranks: Ranks,
+    source: Source,
+    columns: Tensor | None,
+    config: TargetConfig,
+    wanted: Sequence[int],
+    log: Log,
+) -> Trainer:
+    torch.manual_seed(recipe.optim.seed)
+    kind = Eagle3Drafter if recipe.draft.kind == "eagle3" else Drafter
+    draft: Draft = kind(draft_config(config, recipe.draft, wanted)).to(device)
+    embed, head = load_embeddings(recipe.target, torch.float32, device)
+    draft.share_embeddings(embed, head)
     vocabulary = None
-    if args.sampled_vocabulary:
-        core = core_vocabulary(shards, target.config.vocab_size, args.core_count)
-        log(f"sampled vocabulary: core of {len(core)} ids, {args.sampled_vocabulary} of the rest a step")
-        dtype = torch.bfloat16 if options.bf16 else torch.float32
-        vocabulary = SampledVocabulary(target.lm_head.to(dtype), core, args.sampled_vocabulary)
-    scale = measure_feature_scale(select(c, columns) for path in shards[:4] for c in read_shard(path))
-    trainer = Trainer(drafter, options, scale, vocabulary)
-    count = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
-    log(f"{len(shards)} shards, {count / 1e6:.2f}M trained parameters")
-    state = args.out / STATE_FILE
-    if state.is_file():
-        trainer.load_state(torch.load(state, weights_only=True))
-        log(f"resuming at step {trainer.step}")
-    # A resumed run skips what it has consumed, so that it sees exactly what it would have seen.
-    order = itertools.islice(conversation_batches(shards, args.seed, options.batch_size), trainer.step, None)
-    stream = ([select(c, columns) for c in batch] for batch in order)
-    held_out: list[list[Conversation]] = []
-    if args.held_out is not None:
-        rows = [select(c, columns) for path in cache_shards(args.held_out) for c in read_shard(path)]
-        rows = rows[: args.held_out_limit]
-        held_out = [rows[i : i + options.batch_size] for i in range(0, len(rows), options.batch_size)]
-    return trainer, stream, held_out
-
-
-def _save_state(trainer: Trainer, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / (STATE_FILE + ".partial")
-    torch.save(trainer.state(), partial)
-    partial.replace(folder / STATE_FILE)
+    if recipe.vocabulary.sample:
+        core = (source.label_counts(config.vocab_size) >= recipe.vocabulary.core_count).nonzero().flatten()
+        log(f"sampled vocabulary: core of {len(core)} ids, {recipe.vocabulary.sample} of the rest a step")
+        dtype = torch.bfloat16 if recipe.optim.bf16 else torch.float32
+        vocabulary = SampledVocabulary(head.to(dtype), core, recipe.vocabulary.sample)
+    sample = (select(c, columns) for c in itertools.islice(source.all(), _SCALE_SAMPLE))
+    scale = measure_feature_scale(sample)
+    count = sum(p.numel() for p in draft.parameters() if p.requires_grad)
+    log(f"{count / 1e6:.2f}M trained parameters, {ranks.world} rank(s) on {device.type}")
+    return Trainer(draft, training_options(recipe), scale, vocabulary, ranks, recipe.strategy)

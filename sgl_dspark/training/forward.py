@@ -1,5 +1,6 @@
-"""The masked training forward: every anchor of a padded batch at once (Sec. 3.1).
+"""The masked training forward: every anchor of a batch at once (Sec. 3.1).
 
+`packed_hidden` is what the trainer runs; `blocks_hidden`, over padded batches, is its plain reference.
 Shape letters: B sequences, S positions, N blocks per sequence, G = gamma slots, d hidden size, r rank, V vocabulary.
 """
 
@@ -10,6 +11,27 @@ from torch import Tensor
 
 from sgl_dspark.model.attention import block_mask, dense_attend, visible_context, window_attend
 from sgl_dspark.model.drafter import Drafter
+from sgl_dspark.training.packed_attention import attend_packed
+from sgl_dspark.training.packing import PackedBatch
+
+
+def packed_hidden(drafter: Drafter, features: Tensor, batch: PackedBatch) -> Tensor:
+    """Run every block of a packed batch.
+
+    Parameters
+    ----------
+    drafter : Drafter
+    features : [C, m*d]
+        The batch's, as the draft takes them.
+    batch : PackedBatch
+
+    Returns
+    -------
+    [N, G, d]
+        Post-norm hidden states.
+    """
+    k, v = drafter.context_kv(drafter.project_context(features), batch.positions)
+    return drafter.block_hidden(batch.anchor_tokens, batch.anchors, attend_packed(k, v, batch))
 
 
 def blocks_hidden(

@@ -70,7 +70,8 @@ def chunked_loss(
     chosen = LossWeights() if coefficients is None else coefficients
     scale = weights / (weights.sum() if denominator is None else denominator).clamp_min(EPSILON)
     bias_weight = None if drafter.markov_head is None or latents is None else drafter.markov_head.markov_w2.weight
-    token_loss, ce, tv = _LinearLoss.apply(
+    coefficients_of = torch.tensor([chosen.ce, chosen.tv, chosen.soft], device=scale.device)
+    token_loss, ce, tv, soft = _LinearLoss.apply(
         h,
         latents,
         bias_weight,
@@ -78,8 +79,8 @@ def chunked_loss(
         target_hidden,
         target_rows,
         labels,
-        chosen.ce * scale,
-        chosen.tv * scale,
+        coefficients_of[:, None] * scale,
+        chosen.soft > 0,
         chunk,
     )
     accept = 1 - 0.5 * tv
@@ -87,12 +88,12 @@ def chunked_loss(
         None if drafter.confidence_head is None else drafter.confidence_logits(h, prev_tokens), accept
     )
     loss: Tensor = token_loss + chosen.confidence * (confidence * scale).sum()
-    slots = SlotLosses(ce, tv, accept, confidence.detach())
+    slots = SlotLosses(ce, tv, accept, confidence.detach(), soft)
     return loss, slots, weighted_sums(slots, weights)
 
 
 class _LinearLoss(torch.autograd.Function):
-    """Sum over slots of ``ce_scale * CE + tv_scale * TV``, with its gradients found on the way forward."""
+    """Sum over slots of scaled CE, TV and soft CE (``scales`` [3, M]), with its gradients found on the way forward."""
 
     @staticmethod
     def forward(
@@ -104,11 +105,11 @@ class _LinearLoss(torch.autograd.Function):
         target_hidden: Tensor,
         target_rows: Tensor,
         labels: Tensor,
-        ce_scale: Tensor,
-        tv_scale: Tensor,
+        scales: Tensor,
+        with_soft: bool,
         chunk: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        ce, tv = (torch.empty(len(h), dtype=torch.float32, device=h.device) for _ in range(2))
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        terms = torch.empty((3, len(h)), dtype=torch.float32, device=h.device)
         grad_h = torch.empty_like(h)
         grad_latents = None if latents is None else torch.empty_like(latents)
         # fp32 whatever the weight's dtype: it accumulates over chunks.
@@ -119,15 +120,16 @@ class _LinearLoss(torch.autograd.Function):
             if latents is not None and bias_weight is not None:
                 logits = logits + F.linear(latents[rows], bias_weight)
             target_probs = _target_probs(target_hidden, target_rows[rows], head_weight)
-            ce[rows], tv[rows], grad = _terms(logits, target_probs, labels[rows], ce_scale[rows], tv_scale[rows])
+            terms[:, rows], grad = _terms(logits, target_probs, labels[rows], scales[:, rows], with_soft)
             grad = grad.to(h.dtype)
             grad_h[rows] = grad @ head_weight
             if latents is not None and grad_latents is not None and bias_weight is not None and grad_bias is not None:
                 grad_latents[rows] = grad @ bias_weight
                 grad_bias += grad.T @ latents[rows]
         ctx.save_for_backward(grad_h, grad_latents, None if grad_bias is None else grad_bias.to(h.dtype))
-        ctx.mark_non_differentiable(ce, tv)
-        return (ce * ce_scale + tv * tv_scale).sum(), ce, tv
+        ce, tv, soft = terms.unbind()
+        ctx.mark_non_differentiable(ce, tv, soft)
+        return (terms * scales).sum(), ce, tv, soft
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -142,19 +144,26 @@ def _target_probs(target_hidden: Tensor, target_rows: Tensor, head_weight: Tenso
 
 
 def _terms(
-    logits: Tensor, target_probs: Tensor, labels: Tensor, ce_scale: Tensor, tv_scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return CE [n], TV [n] and the gradient of their scaled sum with respect to ``logits`` [n, V], all fp32."""
+    logits: Tensor, target_probs: Tensor, labels: Tensor, scales: Tensor, with_soft: bool
+) -> tuple[Tensor, Tensor]:
+    """Return CE, TV and soft CE [3, n], and the gradient of their scaled sum by ``logits`` [n, V], all fp32."""
     logits = logits.float()
     at_label = labels[:, None]
-    ce = logits.logsumexp(-1) - logits.gather(-1, at_label)[:, 0]
+    ce_scale, tv_scale, soft_scale = scales.unbind()
+    normaliser = logits.logsumexp(-1)
+    ce = normaliser - logits.gather(-1, at_label)[:, 0]
+    soft = normaliser - torch.linalg.vecdot(target_probs, logits)
     probs = logits.softmax(-1)
     difference = probs - target_probs
     tv = difference.abs().sum(-1)
-    # d TV / d logits = p * (s - <s, p>) with s the sign of p - q; d CE / d logits = p - onehot(label).
+    # d TV / d logits = p * (s - <s, p>) with s the sign of p - q; d CE / d logits = p - onehot(label);
+    # d soft CE / d logits = p - q.
+    weighted = difference * soft_scale[:, None] if with_soft else None
     sign = difference.sign_()
     mean_sign = torch.linalg.vecdot(sign, probs)
     factor = sign.mul_(tv_scale[:, None]).add_((ce_scale - tv_scale * mean_sign)[:, None])
     grad = factor.mul_(probs)
     grad.scatter_add_(-1, at_label, -ce_scale[:, None])
-    return ce, tv, grad
+    if weighted is not None:
+        grad += weighted
+    return torch.stack((ce, tv, soft)), grad

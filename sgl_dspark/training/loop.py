@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sgl_dspark.model.drafter import Drafter
-from sgl_dspark.training.batch import Batch, make_batch
-from sgl_dspark.training.data import Conversation
-from sgl_dspark.training.forward import blocks_hidden, head_latents
-from sgl_dspark.training.fused import chunked_loss
-from sgl_dspark.training.losses import LossSums, LossWeights, SlotLosses
-from sgl_dspark.training.vocabulary import SampledVocabulary, widen
+from sgl_dspark.data.cache import Conversation
+from sgl_dspark.training.checkpoint import load_training_state, training_state
+from sgl_dspark.training.losses import LossWeights
+from sgl_dspark.training.objective import Objective
+from sgl_dspark.training.packing import PackedBatch, pack, seed_of
+from sgl_dspark.training.ranks import Ranks, Strategy
+from sgl_dspark.training.report import StepReport, Tally, mean_report
+from sgl_dspark.training.vocabulary import Draft, SampledVocabulary
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,11 @@ class TrainingOptions:
     ----------
     steps, warmup_steps : int
         Optimiser steps; linear warm-up, then cosine to zero.
-    batch_size, num_anchors : int
-        Conversations a step, blocks a conversation.
-    learning_rate, clip_norm : float
+    num_anchors : int
+        Blocks a conversation, at most.
+    micro_batch_size : int or None
+        Conversations a forward; a rank's whole share if None.
+    learning_rate, clip_norm, weight_decay : float
     loss_decay : float
         Slots over which the loss weight falls by e.
     weights : LossWeights
@@ -45,10 +49,11 @@ class TrainingOptions:
 
     steps: int
     warmup_steps: int = 100
-    batch_size: int = 8
     num_anchors: int = 32
+    micro_batch_size: int | None = None
     learning_rate: float = 1e-3
     clip_norm: float = 1.0
+    weight_decay: float = 0.0
     loss_decay: float = 4.0
     weights: LossWeights = LossWeights()
     ce_first: float = 0.0
@@ -67,171 +72,132 @@ class TrainingOptions:
         return replace(self.weights, ce=1.0) if step < self.ce_first * self.steps else self.weights
 
 
-@dataclass(frozen=True)
-class StepReport:
-    """What one step or one evaluation measured; per-slot lists have gamma entries.
-
-    Attributes
-    ----------
-    loss, ce, tv, confidence : float
-        Total and weighted means of the terms (TV in [0, 2]).
-    accept_rate : tuple of float
-        Mean probability of acceptance at slot j given an accepted prefix, teacher-forced, temperature 1.
-    expected_accept_len : float
-        1 + sum over slots of the mean product of acceptance probabilities, over whole blocks; bonus included.
-    """
-
-    loss: float
-    ce: float
-    tv: float
-    confidence: float
-    accept_rate: tuple[float, ...]
-    expected_accept_len: float
-
-
 class Trainer:
-    """Owns the optimiser and the random state of a run.
+    """Owns the optimiser of a run. All randomness is a function of the seed and the step, so nothing else is kept.
 
     Parameters
     ----------
-    drafter : Drafter
-        fp32, sharing the target's embedding and head; trained in place.
+    draft : Drafter or Eagle3Drafter
+        fp32, on the device of the run, sharing the target's embedding and head; trained in place.
     options : TrainingOptions
     feature_scale : fp32 [m*d]
         Features are divided by it before ``fc``; :func:`fold_feature_scale` moves it into the saved weights.
     vocabulary : SampledVocabulary, optional
         For targets whose head dominates the step.
+    ranks : Ranks
+    strategy : {"ddp", "fsdp"}
     """
 
     def __init__(
         self,
-        drafter: Drafter,
+        draft: Draft,
         options: TrainingOptions,
         feature_scale: Tensor,
         vocabulary: SampledVocabulary | None = None,
+        ranks: Ranks | None = None,
+        strategy: Strategy = "ddp",
     ) -> None:
-        self.drafter, self.options, self.vocabulary = drafter, options, vocabulary
-        self.feature_scale = feature_scale
-        self.step = 0
-        self.random = torch.Generator().manual_seed(options.seed)
-        self._compute = torch.bfloat16 if options.bf16 else torch.float32
-        self._head = drafter.lm_head.weight.detach().to(self._compute)
-        trained = [p for p in drafter.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, weight_decay=0.0, fused=True)
+        self.drafter, self.options = draft, options
+        self.ranks = ranks or Ranks()
+        self.step = self.tokens = 0
+        self.device = draft.fc.weight.device
+        head = draft.lm_head.weight.detach()
+        self._objective = Objective(draft, feature_scale.to(self.device), options.bf16)
+        self._whole = SampledVocabulary.whole(head.to(self._objective.dtype))
+        self._sampled = vocabulary or self._whole
+        self._wrapped = self.ranks.wrap(self._objective, strategy)
+        trained = [p for p in draft.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(
+            trained, lr=options.learning_rate, weight_decay=options.weight_decay, fused=self.ranks.world == 1
+        )
+
+    @property
+    def feature_scale(self) -> Tensor:
+        """What features are divided by, fp32 [m*d]."""
+        return self._objective.feature_scale
 
     def train_step(self, conversations: Sequence[Conversation]) -> StepReport:
-        """Advance one step on one batch."""
-        batch = self._batch(conversations, self.random)
-        sampled = self.vocabulary
-        if self.step >= self.options.full_vocabulary_from * self.options.steps:
-            sampled = None
+        """Advance one step on one global batch, of which this rank computes its share."""
+        options = self.options
+        batches = self._micro_batches(conversations, self.step)
+        whole = self.step >= options.full_vocabulary_from * options.steps
+        vocabulary = self._whole if whole else self._sampled
+        ids, correction = self._draw(vocabulary, batches, self.step)
+        denominator = self._denominator(batches)
         for group in self._optimizer.param_groups:
-            group["lr"] = self.options.rate_at(self.step)
-        loss, slots, sums = self._loss(batch, sampled)
+            group["lr"] = options.rate_at(self.step)
         self._optimizer.zero_grad(set_to_none=True)
-        if len(batch.slots):
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), self.options.clip_norm)
+        tally = Tally(self.drafter.config.gamma, self.device)
+        for index, batch in enumerate(batches):
+            coefficients = options.weights_at(self.step)
+            last = index == len(batches) - 1
+            with nullcontext() if last else self.ranks.without_sync(self._wrapped):
+                loss, slots, sums = self._wrapped(batch, vocabulary, ids, correction, coefficients, denominator)
+                # Ranks average their gradients; the loss is their sum.
+                (loss * self.ranks.world).backward()
+            tally.add(batch, loss.detach(), slots, sums)
+        if float(denominator) > 0:
+            torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), options.clip_norm)
             self._optimizer.step()
         self.step += 1
-        return self._report(batch, float(loss.detach()), slots, sums)
+        self.tokens += sum(int(c.loss_mask.sum()) for c in conversations)
+        return tally.report(self.ranks)
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[Sequence[Conversation]], seed: int = 1) -> StepReport:
-        """Measure on held-out batches over the whole vocabulary, with anchors drawn from ``seed``."""
-        random = torch.Generator().manual_seed(seed)
+    def evaluate(self, batches: Iterable[Sequence[Conversation]]) -> StepReport:
+        """Measure on held-out batches over the whole vocabulary, with anchors that are always the same.
+
+        Every rank measures all of it, since a sharded draft needs all ranks in every forward.
+        """
         reports = []
-        for conversations in batches:
-            batch = self._batch(conversations, random)
-            loss, slots, sums = self._loss(batch, None)
-            reports.append(self._report(batch, float(loss), slots, sums))
-        return _mean_report(reports)
+        for number, conversations in enumerate(batches):
+            seeds = [seed_of("held-out", number, index) for index in range(len(conversations))]
+            batch = self._pack(conversations, seeds)
+            ids, correction = self._whole.draw(self._labelled([batch]), torch.Generator())
+            tally = Tally(self.drafter.config.gamma, self.device)
+            weights = self.options.weights_at(self.step)
+            tally.add(batch, *self._wrapped(batch, self._whole, ids, correction, weights, batch.weights.sum()))
+            reports.append(tally.report(Ranks()))
+        return mean_report(reports)
 
     def state(self) -> dict[str, Any]:
-        """Return everything that a later :meth:`load_state` needs to continue exactly."""
-        trained = {n: p.detach() for n, p in self.drafter.named_parameters() if p.requires_grad}
-        return {
-            "step": self.step,
-            "drafter": trained,
-            "optimizer": self._optimizer.state_dict(),
-            "random": self.random.get_state(),
-            "feature_scale": self.feature_scale,
-        }
+        """Return everything that a later :meth:`load_state` needs to continue exactly; every rank must ask."""
+        found = training_state(self.drafter, self._wrapped, self._optimizer, self.ranks)
+        return {"step": self.step, "tokens": self.tokens, "feature_scale": self.feature_scale.cpu(), **found}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from what :meth:`state` returned."""
-        self.step = state["step"]
-        self.drafter.load_state_dict(state["drafter"], strict=False)
-        self._optimizer.load_state_dict(state["optimizer"])
-        self.random.set_state(state["random"])
-        self.feature_scale = state["feature_scale"]
+        load_training_state(self.drafter, self._wrapped, self._optimizer, self.ranks, state)
+        self.step, self.tokens = state["step"], state["tokens"]
+        self._objective.feature_scale = state["feature_scale"].to(self.device)
 
-    def _batch(self, conversations: Sequence[Conversation], random: torch.Generator) -> Batch:
+    def _micro_batches(self, conversations: Sequence[Conversation], step: int) -> list[PackedBatch]:
+        mine = self.ranks.share(conversations)
+        size = self.options.micro_batch_size or max(1, len(mine))
+        chunks = [mine[i : i + size] for i in range(0, len(mine), size)]
+        return [
+            self._pack([c for _, c in part], [seed_of(self.options.seed, step, i) for i, _ in part]) for part in chunks
+        ]
+
+    def _pack(self, conversations: Sequence[Conversation], seeds: Sequence[int]) -> PackedBatch:
         options = self.options
-        gamma = self.drafter.config.gamma
-        return make_batch(conversations, options.num_anchors, gamma, options.loss_decay, random, self._compute)
+        gamma, dtype = self.drafter.config.gamma, self._objective.dtype
+        return pack(conversations, seeds, options.num_anchors, gamma, options.loss_decay, dtype).to(self.device)
 
-    def _loss(self, batch: Batch, vocabulary: SampledVocabulary | None) -> tuple[Tensor, SlotLosses, LossSums]:
-        drafter, slots = self.drafter, batch.slots
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.options.bf16):
-            features = batch.features / self.feature_scale.to(batch.features.dtype)
-            h = blocks_hidden(drafter, features, batch.ids, batch.anchors, batch.block_keep)
-            latents = head_latents(drafter, h, batch.prev_tokens)
-        h = h.flatten(0, 2)[slots].to(self._compute)
-        if latents is not None:
-            latents = latents.flatten(0, 2)[slots].to(self._compute)
-        prev, labels, hidden = batch.prev_tokens.flatten()[slots], batch.labels, batch.target_hidden
-        view = vocabulary or SampledVocabulary(self._head, torch.arange(len(self._head)), 0)
-        ids, correction = view.draw(labels, self.random)
-        places = torch.searchsorted(ids, labels)
-        restricted = view.restrict(drafter, ids, correction)
-        return chunked_loss(
-            restricted,
-            widen(h),
-            latents,
-            prev,
-            places,
-            batch.weights,
-            widen(hidden),
-            batch.target_rows,
-            coefficients=self.options.weights_at(self.step),
-        )
+    def _labelled(self, batches: Sequence[PackedBatch]) -> Tensor:
+        """Mark the ids that are labels, bool [V]."""
+        flags = torch.zeros(self.drafter.config.vocab_size, dtype=torch.bool, device=self.device)
+        for batch in batches:
+            flags[batch.labels] = True
+        return flags
 
-    def _report(self, batch: Batch, loss: float, slots: SlotLosses, sums: LossSums) -> StepReport:
-        gamma = self.drafter.config.gamma
-        weight = max(float(sums.weight), 1e-6)
-        counts = torch.zeros(gamma).index_add_(0, batch.slot_index, torch.ones(len(batch.slots)))
-        accepts = torch.zeros(gamma).index_add_(0, batch.slot_index, slots.accept)
-        blocks = torch.zeros(batch.prev_tokens.numel())
-        blocks[batch.slots] = slots.accept
-        blocks = blocks.view(-1, gamma)
-        filled = torch.zeros(batch.prev_tokens.numel(), dtype=torch.bool)
-        filled[batch.slots] = True
-        whole = blocks[filled.view(-1, gamma).all(-1)]
-        expected = float(1 + whole.cumprod(-1).sum(-1).mean()) if len(whole) else math.nan
-        return StepReport(
-            loss=loss,
-            ce=float(sums.ce) / weight,
-            tv=float(sums.tv) / weight,
-            confidence=float(sums.confidence) / weight,
-            accept_rate=tuple((accepts / counts.clamp_min(1)).tolist()),
-            expected_accept_len=expected,
-        )
+    def _draw(self, vocabulary: SampledVocabulary, batches: Sequence[PackedBatch], step: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed_of(self.options.seed, step, "vocabulary"))
+        return vocabulary.draw(self.ranks.any(self._labelled(batches)), generator)
 
-
-def _mean_report(reports: Sequence[StepReport]) -> StepReport:
-    def mean(values: Iterable[float]) -> float:
-        finite = [v for v in values if not math.isnan(v)]
-        return sum(finite) / len(finite) if finite else math.nan
-
-    return StepReport(
-        loss=mean(r.loss for r in reports),
-        ce=mean(r.ce for r in reports),
-        tv=mean(r.tv for r in reports),
-        confidence=mean(r.confidence for r in reports),
-        accept_rate=tuple(mean(values) for values in zip(*(r.accept_rate for r in reports), strict=True)),
-        expected_accept_len=mean(r.expected_accept_len for r in reports),
-    )
+    def _denominator(self, batches: Sequence[PackedBatch]) -> Tensor:
+        """Sum the slot weights of the whole step: micro-batches of all ranks count by their slots, exactly."""
+        return self.ranks.total(torch.stack([batch.weights.sum() for batch in batches]).sum())
 
 
 def measure_feature_scale(conversations: Iterable[Conversation]) -> Tensor:
@@ -252,6 +218,6 @@ def measure_feature_scale(conversations: Iterable[Conversation]) -> Tensor:
 
 
 @torch.no_grad()
-def fold_feature_scale(drafter: Drafter, feature_scale: Tensor) -> None:
+def fold_feature_scale(drafter: Draft, feature_scale: Tensor) -> None:
     """Divide the columns of ``fc`` by the scale, so that the drafter takes raw features."""
     drafter.fc.weight /= feature_scale

@@ -19,11 +19,12 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class LossWeights:
-    """Coefficients of the three losses (Eq. 12)."""
+    """Coefficients of the three losses (Eq. 12), and of cross-entropy against the target's whole law (baselines)."""
 
     ce: float = 0.1
     tv: float = 0.9
     confidence: float = 1.0
+    soft: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,14 @@ class SlotLosses:
     tv : L1 distance of draft and target laws, in [0, 2].
     accept : probability that the target accepts a draft from this law, 1 - tv/2; without gradient.
     confidence : binary cross-entropy of the confidence against ``accept``; zeros without a confidence head.
+    soft : cross-entropy against the target's law.
     """
 
     ce: Tensor
     tv: Tensor
     accept: Tensor
     confidence: Tensor
+    soft: Tensor
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class LossSums:
     ce: Tensor
     tv: Tensor
     confidence: Tensor
+    soft: Tensor
     weight: Tensor
 
     def total(self, coefficients: LossWeights | None = None, denominator: Tensor | None = None) -> Tensor:
@@ -67,6 +71,7 @@ class LossSums:
         chosen = LossWeights() if coefficients is None else coefficients
         weight = self.weight if denominator is None else denominator
         numerator = chosen.ce * self.ce + chosen.tv * self.tv + chosen.confidence * self.confidence
+        numerator = numerator + chosen.soft * self.soft
         return numerator / weight.clamp_min(EPSILON)
 
 
@@ -103,8 +108,9 @@ def slot_losses(
     target_probs = target_logits.detach().float().log_softmax(-1).exp()
     ce = -log_probs.gather(-1, labels[..., None])[..., 0]
     tv = (log_probs.exp() - target_probs).abs().sum(-1)
+    soft = -(target_probs * log_probs).sum(-1)
     accept = 1 - 0.5 * tv.detach()
-    return SlotLosses(ce, tv, accept, confidence_loss(confidence_logits, accept))
+    return SlotLosses(ce, tv, accept, confidence_loss(confidence_logits, accept), soft)
 
 
 def confidence_loss(confidence_logits: Tensor | None, accept: Tensor) -> Tensor:
@@ -120,5 +126,6 @@ def weighted_sums(slots: SlotLosses, weights: Tensor) -> LossSums:
     """Reduce per-slot terms with ``weights`` fp32 [M] from :func:`slot_weights`; weight 0 removes a slot altogether."""
     # A slot without weight may hold anything, infinities included: select, do not multiply.
     used = weights > 0
-    sums = [torch.where(used, term * weights, 0).sum() for term in (slots.ce, slots.tv, slots.confidence)]
-    return LossSums(sums[0], sums[1], sums[2], weights.sum())
+    terms = (slots.ce, slots.tv, slots.confidence, slots.soft)
+    sums = [torch.where(used, term * weights, 0).sum() for term in terms]
+    return LossSums(sums[0], sums[1], sums[2], sums[3], weights.sum())

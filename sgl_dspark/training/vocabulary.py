@@ -18,6 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sgl_dspark.model.drafter import Drafter
+from sgl_dspark.model.eagle3 import Eagle3Drafter
+
+Draft = Drafter | Eagle3Drafter
 
 # Hidden rows grow by one constant feature that carries the correction; 32 keeps the GEMM's inner size aligned.
 EXTRA = 32
@@ -39,35 +42,61 @@ class SampledVocabulary:
     def __init__(self, head_weight: Tensor, core: Tensor, sample_size: int) -> None:
         self.head_weight, self.sample_size = head_weight, sample_size
         self._in_core = torch.zeros(head_weight.shape[0], dtype=torch.bool)
-        self._in_core[core] = True
+        self._in_core[core.cpu()] = True
 
-    def draw(self, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return this step's ids int64 [n], ascending, and the logit corrections fp32 [n]."""
-        exact = self._in_core.clone()
-        exact[labels] = True
+    @classmethod
+    def whole(cls, head_weight: Tensor) -> SampledVocabulary:
+        """Return one that always is the whole vocabulary."""
+        return cls(head_weight, torch.arange(head_weight.shape[0]), 0)
+
+    def draw(self, labelled: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Choose one step's vocabulary.
+
+        Parameters
+        ----------
+        labelled : bool [V]
+            Ids that are labels of the step, on any rank: they are in, whatever is drawn.
+        generator : torch.Generator
+            On the CPU, so that every rank draws the same.
+
+        Returns
+        -------
+        ids : int64 [n]
+            Ascending.
+        correction : fp32 [n]
+            Added to the logits.
+        """
+        exact = self._in_core | labelled.cpu()
         rest = (~exact).nonzero().flatten()
         size = min(self.sample_size, len(rest))
-        # Nothing is drawn from the generator for a whole vocabulary, so that evaluation leaves its state alone.
         picked = rest[torch.randperm(len(rest), generator=generator)[:size]] if size else rest[:0]
         ids = torch.cat((exact.nonzero().flatten(), picked)).sort().values
         correction = math.log(len(rest) / size) if size else 0.0
-        return ids, torch.where(exact[ids], 0.0, correction)
+        device = self.head_weight.device
+        return ids.to(device), torch.where(exact[ids], 0.0, correction).to(device)
 
-    def restrict(self, drafter: Drafter, ids: Tensor, correction: Tensor) -> Drafter:
+    def restrict(self, drafter: Draft, ids: Tensor, correction: Tensor) -> Drafter:
         """Return what the loss reads of ``drafter``, on the vocabulary ``ids`` only; gradients reach the original."""
-        head = torch.zeros((len(ids), self.head_weight.shape[1] + EXTRA), dtype=self.head_weight.dtype)
+        shape = (len(ids), self.head_weight.shape[1] + EXTRA)
+        head = self.head_weight.new_zeros(shape)
         head[:, :-EXTRA] = self.head_weight[ids]
         head[:, -EXTRA] = correction.to(head.dtype)
-        markov = None
-        if drafter.markov_head is not None:
-            bias = drafter.markov_head.markov_w2.weight[ids].to(head.dtype)
-            markov = SimpleNamespace(markov_w2=SimpleNamespace(weight=bias))
+        markov = confidence = None
+        if isinstance(drafter, Drafter):
+            confidence = drafter.confidence_head
+            if drafter.markov_head is not None:
+                bias = drafter.markov_head.markov_w2.weight[ids].to(head.dtype)
+                markov = SimpleNamespace(markov_w2=SimpleNamespace(weight=bias))
+
+        def confidence_logits(h: Tensor, prev_tokens: Tensor) -> Tensor:
+            return cast(Drafter, drafter).confidence_logits(h[..., :-EXTRA].float(), prev_tokens)
+
         view = SimpleNamespace(
             config=drafter.config,
             lm_head=SimpleNamespace(weight=head),
             markov_head=markov,
-            confidence_head=drafter.confidence_head,
-            confidence_logits=lambda h, prev: drafter.confidence_logits(h[..., :-EXTRA].float(), prev),
+            confidence_head=confidence,
+            confidence_logits=confidence_logits,
         )
         return cast(Drafter, view)
 

@@ -14,7 +14,7 @@ from sgl_dspark.errors import CheckpointError
 from sgl_dspark.evaluation.runner import SpeculativeRunner
 from sgl_dspark.model.checkpoint import load_drafter, save_drafter
 from sgl_dspark.model.drafter import Drafter
-from sgl_dspark.training.target import KeyValueCache, TargetModel
+from sgl_dspark.model.target import KeyValueCache, TargetModel
 from tests.support.pair import DRAFT, TARGET, prompts
 from tests.support.tiny_target import HIDDEN, LAYERS, VOCAB, write_tiny_target
 

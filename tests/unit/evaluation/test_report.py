@@ -31,5 +31,9 @@ def test_summary_by_hand() -> None:
     assert found.conditional == pytest.approx((0.75, 2 / 3, 1.0))
 
 
+def test_verified_tokens_count_the_anchor_and_nothing_behind_an_end_of_turn() -> None:
+    assert summarise([Round(0, 3, 1), Round(2, 2, 2)], 3).mean_verify_len == pytest.approx(3.5)
+
+
 def test_no_rounds_give_zeros() -> None:
     assert summarise([], 2).mean_accept_len == 0.0

@@ -1,20 +1,31 @@
-"""``dspark train fit`` from a cache to a draft that loads, with and without an interruption."""
+"""``dspark train`` from a recipe and a cache to a draft that loads, with and without an interruption."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from sgl_dspark.model.checkpoint import load_drafter
-from sgl_dspark.training import command, loop
-from sgl_dspark.training.data import CacheWriter
-from sgl_dspark.training.generate import BatchGenerator, Prompt
-from sgl_dspark.training.target import TargetModel
+from sgl_dspark.data.build import build_cache, trainable
+from sgl_dspark.data.cache import CacheWriter, TargetCache, weights_sha256
+from sgl_dspark.data.decode import BatchGenerator, Prompt
+from sgl_dspark.data.direct import DirectWriter, generate_directly
+from sgl_dspark.data.template import Encoded
+from sgl_dspark.errors import ConfigError, DataError
+from sgl_dspark.evaluation.sides import BlockSide, ChainSide, load_side
+from sgl_dspark.model.target import TargetModel
+from sgl_dspark.training import loop
+from sgl_dspark.training.fit import fit
+from sgl_dspark.training.journal import read_metrics
+from sgl_dspark.training.recipe import Recipe
+from sgl_dspark.training.source import CacheSource, ResponseSource
 from tests.support.tiny_target import write_tiny_target
+
+LAYERS = [0, 1, 2]
 
 
 @pytest.fixture(scope="module")
@@ -23,62 +34,164 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     target, data = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("data")
     write_tiny_target(target)
     model = TargetModel.from_dir(target, torch.float32)
-    prompts = [Prompt((1, 9, 4, 20 + i), temperature=1.0) for i in range(24)]
-    writer = CacheWriter(data, {"feature_layers": [0, 1, 2]}, shard_tokens=100)
-    for response in BatchGenerator(model, [0, 1, 2], rows=8, max_positions=40, max_new_tokens=20).run(prompts):
-        writer.add(response)
-    writer.flush()
+    prompts = [Prompt((1, 9, 4, 20 + i), temperature=1.0, id=f"p{i}") for i in range(24)]
+    source = {"feature_layers": LAYERS, "target_sha256": weights_sha256(target)}
+    writer = DirectWriter(CacheWriter(data, source), shard_tokens=100)
+    generator = BatchGenerator(model, LAYERS, rows=8, max_positions=40, max_new_tokens=20)
+    generate_directly(generator, prompts, writer, lambda line: None)
     return target, data
 
 
-def run_fit(made: tuple[Path, Path], out: Path, *extra: str) -> int:
-    parser = ArgumentParser()
-    command.add_arguments(parser)
-    options = (
-        f"fit --target {made[0]} --data {made[1]} --held-out {made[1]} --out {out} --layers 1 "
-        "--markov-rank 4 --gamma 3 --mask-token-id 3 --steps 8 --batch-size 4 --anchors 4 --warmup-steps 2 "
-        "--fp32 --save-every-s 0"
-    )
-    return command.run(parser.parse_args([*options.split(), *extra]))
+def recipe(made: tuple[Path, Path], out: Path, **changes: Any) -> Recipe:
+    raw: dict[str, Any] = {
+        "target": made[0],
+        "device": "cpu",
+        "data": {"caches": [made[1]], "held_out": [made[1]], "held_out_limit": 8},
+        "draft": {"layers": 1, "markov_rank": 4, "gamma": 3, "mask_token_id": 3},
+        "optim": {"steps": 8, "batch_size": 4, "anchors": 4, "warmup_steps": 2, "bf16": False},
+        "output": {"folder": out, "save_every_s": 0, "log_every": 2, "evaluate_every": 4, "tensorboard": False},
+    }
+    for section, values in changes.items():
+        raw[section] = {**raw[section], **values} if isinstance(values, dict) else values
+    return Recipe.model_validate(raw)
 
 
+def quiet(line: str) -> None:
+    """Take a log line and drop it."""
+
+
+@pytest.mark.parametrize("kind", ["dspark", "eagle3"])
 def test_an_interrupted_run_ends_with_the_same_draft(
-    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    assert run_fit(made, tmp_path / "whole") == 0
+    draft = {"kind": "eagle3", "gamma": 3, "layers": 1, "markov_rank": 0, "confidence": False}
+    changes = {"draft": draft} if kind == "eagle3" else {}
+    whole_folder = fit(recipe(made, tmp_path / "whole", **changes), quiet)
     step = loop.Trainer.train_step
 
-    def interrupted(trainer: loop.Trainer, conversations: object) -> object:
+    def interrupted(trainer: loop.Trainer, conversations: Any) -> Any:
         if trainer.step == 5:
             raise KeyboardInterrupt
-        return step(trainer, conversations)  # type: ignore[arg-type]
+        return step(trainer, conversations)
 
     monkeypatch.setattr(loop.Trainer, "train_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_fit(made, tmp_path / "parts")
+        fit(recipe(made, tmp_path / "parts", **changes), quiet)
+    # What a kill leaves of the line that was being written.
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as sink:
+        sink.write('{"name": "train", "st')
     monkeypatch.setattr(loop.Trainer, "train_step", step)
-    assert run_fit(made, tmp_path / "parts") == 0
-    whole, parts = (load_file(tmp_path / name / "draft" / "model.safetensors") for name in ("whole", "parts"))
+    parts_folder = fit(recipe(made, tmp_path / "parts", **changes), quiet)
+    whole, parts = (load_file(folder / "model.safetensors") for folder in (whole_folder, parts_folder))
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    curves = [
+        [(r["name"], r["step"], r["loss"]) for r in read_metrics(tmp_path / name / "metrics.jsonl")]
+        for name in ("whole", "parts")
+    ]
+    assert curves[0] == curves[1]
+    assert [step for name, step, _ in curves[0] if name == "held_out"] == [4, 8]
 
 
 def test_the_draft_loads_beside_its_target(made: tuple[Path, Path], tmp_path: Path) -> None:
-    assert run_fit(made, tmp_path, "--feature-layers", "0", "2", "--sampled-vocabulary", "8") == 0
-    target = TargetModel.from_dir(made[0], torch.bfloat16)
-    drafter = load_drafter(
-        tmp_path / "draft",
-        dtype=torch.bfloat16,
-        device="cpu",
-        target_embed=target.embed,
-        target_lm_head=target.lm_head,
+    raw = recipe(made, tmp_path, draft={"feature_layers": [0, 2]}).model_dump()
+    folder = fit(Recipe.model_validate({**raw, "vocabulary": {"sample": 8}}), quiet)
+    side = load_side(folder, TargetModel.from_dir(made[0], torch.bfloat16))
+    assert isinstance(side, BlockSide)
+    assert side.feature_layers == (0, 2)
+    assert side.gamma == 3
+
+
+def test_the_baseline_loads_as_what_it_is(made: tuple[Path, Path], tmp_path: Path) -> None:
+    draft = {"kind": "eagle3", "gamma": 3, "layers": 1, "markov_rank": 0, "confidence": False, "mask_token_id": None}
+    side = load_side(
+        fit(recipe(made, tmp_path, draft=draft), quiet), TargetModel.from_dir(made[0], torch.bfloat16)
     )
-    assert drafter.config.target_layer_ids == (0, 2)
-    assert drafter.config.gamma == 3
+    assert isinstance(side, ChainSide)
 
 
-def test_a_layer_that_is_not_cached_is_refused(
-    made: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_of_another_recipe_is_not_continued(made: tuple[Path, Path], tmp_path: Path) -> None:
+    fit(recipe(made, tmp_path), quiet)
+    with pytest.raises(ConfigError, match=r"optim\.learning_rate"):
+        fit(recipe(made, tmp_path, optim={"learning_rate": 0.5}), quiet)
+
+
+def test_a_layer_that_is_not_cached_is_refused(made: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="make the data again"):
+        fit(recipe(made, tmp_path, draft={"feature_layers": [-1, 0]}), quiet)
+
+
+def test_a_damaged_shard_is_named_and_not_trained_on(made: tuple[Path, Path], tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for file in made[1].iterdir():
+        (cache / file.name).write_bytes(file.read_bytes())
+    victim = cache / TargetCache.open(cache).shards[1].file
+    content = bytearray(victim.read_bytes())
+    content[-3] ^= 1
+    victim.write_bytes(content)
+    with pytest.raises(DataError, match=f"{victim.name} is damaged"):
+        fit(recipe((made[0], cache), tmp_path / "out"), quiet)
+
+
+def test_a_cache_of_another_target_is_refused(made: tuple[Path, Path], tmp_path: Path) -> None:
+    write_tiny_target(tmp_path, seed=5)
+    with pytest.raises(DataError, match="another target"):
+        CacheSource([made[1]], tmp_path)
+
+
+def test_batches_are_a_function_of_the_seed_and_cover_the_data(made: tuple[Path, Path]) -> None:
+    source = CacheSource([made[1]], made[0])
+    everything = sorted(tuple(c.ids.tolist()) for c in source.all())
+
+    def first(seed: int, count: int, skip: int = 0) -> list[list[tuple[int, ...]]]:
+        stream = source.batches(seed, 4, skip)
+        return [[tuple(c.ids.tolist()) for c in next(stream)] for _ in range(count)]
+
+    whole = len(everything) // 4
+    assert first(0, 3 * whole) == first(0, 3 * whole)
+    assert first(0, 3 * whole)[5:] == first(0, 3 * whole - 5, skip=5)
+    assert first(0, whole) != first(1, whole)
+    # An epoch leaves fewer than a batch over, and the next one begins with it.
+    seen = [ids for batch in first(0, whole) for ids in batch]
+    assert all(seen.count(ids) <= everything.count(ids) for ids in seen)
+    twice = [ids for batch in first(0, 2 * whole + 1) for ids in batch]
+    assert all(ids in twice for ids in everything)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_states_from_memory_and_online_are_those_of_the_cache(
+    made: tuple[Path, Path], tmp_path: Path, keep: bool
 ) -> None:
-    assert run_fit(made, tmp_path, "--feature-layers", "0", "-1") == 1
-    assert "make the data again" in capsys.readouterr().err
+    model = TargetModel.from_dir(made[0], torch.float32)
+    cached = list(CacheSource([made[1]], made[0]).all())
+    encoded = [Encoded(tuple(c.ids.tolist()), tuple(c.loss_mask.tolist())) for c in cached]
+    source = ResponseSource(encoded, model, LAYERS, keep=keep)
+    writer = CacheWriter(tmp_path, {"feature_layers": LAYERS, "target_sha256": weights_sha256(made[0])})
+    build_cache(model, encoded, LAYERS, writer, quiet, shard_tokens=100)
+    built = list(CacheSource([tmp_path], made[0]).all())
+    for one, two, three in zip(cached, source.all(), built, strict=True):
+        for other in (two, three):
+            assert torch.equal(one.ids, other.ids)
+            assert torch.equal(one.loss_mask, other.loss_mask)
+            torch.testing.assert_close(one.features, other.features, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(one.hidden, other.hidden, atol=1e-4, rtol=1e-4)
+    counts = source.label_counts(64)
+    assert torch.equal(counts, CacheSource([made[1]], made[0]).label_counts(64))
+    stream = source.batches(0, 4)
+    skipped = [next(stream) for _ in range(3)][2]
+    resumed = next(source.batches(0, 4, skip=2))
+    assert [c.ids.tolist() for c in resumed] == [c.ids.tolist() for c in skipped]
+
+
+def test_metrics_are_json_lines(made: tuple[Path, Path], tmp_path: Path) -> None:
+    fit(recipe(made, tmp_path, output={"tensorboard": True}), quiet)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert {json.loads(line)["name"] for line in lines} == {"train", "held_out"}
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_conversations_without_an_anchor_are_left_out() -> None:
+    pair, single = Encoded((1, 2, 3), (False, True, True)), Encoded((1, 2, 3), (False, False, True))
+    assert trainable([pair, single], 10) == [pair]
+    assert trainable([pair], 2) == []

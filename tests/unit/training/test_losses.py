@@ -28,23 +28,24 @@ def test_total_by_hand() -> None:
     def terms(*values: float) -> torch.Tensor:
         return torch.tensor(values)
 
-    slots = SlotLosses(terms(1, 2), terms(0.5, 1), terms(0.75, 0.5), terms(0.2, 0.4))
+    slots = SlotLosses(terms(1, 2), terms(0.5, 1), terms(0.75, 0.5), terms(0.2, 0.4), terms(3, 4))
     sums = weighted_sums(slots, terms(1, 0.5))
     assert [float(x) for x in (sums.ce, sums.tv, sums.confidence, sums.weight)] == pytest.approx([2, 1, 0.4, 1.5])
     assert float(sums.total()) == pytest.approx((0.1 * 2 + 0.9 * 1 + 0.4) / 1.5)
     assert float(sums.total(LossWeights(1, 0, 0))) == pytest.approx(2 / 1.5)
+    assert float(sums.total(LossWeights(0, 0, 0, 1))) == pytest.approx(5 / 1.5)
     assert float(sums.total(denominator=torch.tensor(3.0))) == pytest.approx((0.2 + 0.9 + 0.4) / 3)
 
 
 def test_slot_without_weight_counts_for_nothing_even_if_infinite() -> None:
     bad = torch.tensor([1.0, float("inf")])
-    sums = weighted_sums(SlotLosses(bad, bad, bad, bad), torch.tensor([1.0, 0.0]))
+    sums = weighted_sums(SlotLosses(bad, bad, bad, bad, bad), torch.tensor([1.0, 0.0]))
     assert float(sums.total()) == pytest.approx(2.0)
 
 
 def test_no_valid_slot_gives_zero() -> None:
     nothing = torch.zeros(3)
-    assert float(weighted_sums(SlotLosses(nothing, nothing, nothing, nothing), nothing).total()) == 0.0
+    assert float(weighted_sums(SlotLosses(nothing, nothing, nothing, nothing, nothing), nothing).total()) == 0.0
 
 
 def test_accept_takes_no_gradient() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sgl_dspark.training.target import KeyValueCache, TargetConfig, TargetError, TargetModel
+from sgl_dspark.model.target import KeyValueCache, TargetConfig, TargetError, TargetModel
 from tests.support.tiny_target import EOS, LAYERS, VOCAB, write_tiny_target
 
 

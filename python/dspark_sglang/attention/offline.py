@@ -1,0 +1,35 @@
+"""The ragged CPU kernel for the decoder of training and offline evaluation (``sgl_dspark.model.target``)."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from dspark_sglang.attention.cpu import run_plan
+from dspark_sglang.attention.layout import build_plan
+from sgl_dspark.model.target import Attend
+
+
+def plan_attention(lengths: Tensor, new: int, rows: Tensor | None) -> Attend:
+    """Plan causal attention of ``new`` tokens a row over a cache; see ``sgl_dspark.model.target.PlanAttention``."""
+    kv_lens = [length + new for length in lengths.tolist()]
+    taking_part = torch.arange(len(kv_lens)) if rows is None else rows
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        plan = planned(k.shape[0], k.shape[1])
+        out = run_plan(plan, q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), q.shape[-1] ** -0.5)
+        return out.view(q.shape)
+
+    @functools.cache
+    def planned(cache_rows: int, positions: int):  # type: ignore[no-untyped-def]
+        return build_plan(_slots(cache_rows, positions), taking_part, [new] * len(kv_lens), kv_lens, causal=True)
+
+    return attend
+
+
+@functools.lru_cache(maxsize=8)
+def _slots(rows: int, positions: int) -> Tensor:
+    """Number the slots of a cache that is one block of memory."""
+    return torch.arange(rows * positions).view(rows, positions)

@@ -1,0 +1,134 @@
+"""Conversations as text: what the target answered, one JSON line each, appended as they finish."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from sgl_dspark.errors import DataError
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A conversation between a prompt's turns and the target.
+
+    Attributes
+    ----------
+    id : str
+        Of the prompt (``PromptRecord.id``).
+    kind : str
+    messages : list of dict
+        ``{"role", "content"}``, starting with a user turn (or a system prompt) and ending with the target's answer.
+    finish_reasons : list of str
+        One per assistant message: ``stop`` when the target ended its turn, ``length`` when it was cut off.
+    sampling : dict
+        Parameters of the requests, such as ``temperature``.
+    model : str
+        As the server named it.
+    completion_tokens : int
+        Over all answers.
+    """
+
+    id: str
+    kind: str
+    messages: list[dict[str, str]]
+    finish_reasons: list[str]
+    sampling: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
+    completion_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        answers = [m for m in self.messages if m.get("role") == "assistant"]
+        if not answers or self.messages[-1]["role"] != "assistant":
+            raise DataError("messages must end with an answer (role assistant).")
+        if len(answers) != len(self.finish_reasons):
+            raise DataError(f"finish_reasons has {len(self.finish_reasons)} entries for {len(answers)} answers.")
+
+
+class ResponseFile:
+    """Appends exchanges to a file, one line each, and knows which prompts it holds already.
+
+    A line is handed to the operating system as a whole; a line that a killed process left half written is cut off
+    when the file is opened again.
+
+    Parameters
+    ----------
+    path : Path
+        Made when missing.
+
+    Raises
+    ------
+    DataError
+        If the file holds something else than exchanges.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.done: set[str] = set()
+        self.tokens = 0
+        if path.is_file():
+            _drop_torn_line(path)
+            for exchange in read_exchanges(path):
+                self.done.add(exchange.id)
+                self.tokens += exchange.completion_tokens
+        self._sink: IO[bytes] = path.open("ab", buffering=0)
+
+    def add(self, exchange: Exchange) -> None:
+        """Append one exchange; one of a prompt that is there already is dropped."""
+        if exchange.id in self.done:
+            return
+        self._sink.write((json.dumps(asdict(exchange), ensure_ascii=False) + "\n").encode())
+        self.done.add(exchange.id)
+        self.tokens += exchange.completion_tokens
+
+    def __enter__(self) -> ResponseFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sink.close()
+
+
+def read_exchanges(path: Path) -> list[Exchange]:
+    """Read a response file.
+
+    Raises
+    ------
+    DataError
+        If it is missing, or a line is malformed; names the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read responses from {path}: {error}; `dspark data generate` makes them.") from error
+    return [_parse(line, f"{path} line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _parse(line: str, where: str) -> Exchange:
+    try:
+        raw = json.loads(line)
+        return Exchange(**raw)
+    except (ValueError, TypeError, KeyError, AttributeError, DataError) as error:
+        raise DataError(f"{where} is not a response as `dspark data generate` writes it: {error}") from error
+
+
+def _drop_torn_line(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("rb+") as file:
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        if end < size:
+            file.truncate(end)
+            os.fsync(file.fileno())
+
+
+def assistant_turns(messages: Sequence[dict[str, str]]) -> list[int]:
+    """Return the indices of the answers among ``messages``."""
+    return [index for index, message in enumerate(messages) if message["role"] == "assistant"]
