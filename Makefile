@@ -10,14 +10,14 @@ BIN = $(DSPARK_VENV)/bin
 GOLDEN = $(sort $(dir $(wildcard tests/golden/*/io.safetensors)))
 
 # One thread: on a busy machine more threads than free cores slow every small operation tenfold.
-test golden gpu: export OMP_NUM_THREADS ?= 1
+test golden demo-train gpu: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test golden gpu fmt lint type imports check clean
+.PHONY: help setup serve test golden demo-train gpu fmt lint type imports check clean
 
 help: ## list these targets
 	@echo "usage: make <target> [PORT=30000] [ARGS=...] [DSPARK_VENV=.venv] [PYTHON=python3.11]"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-10s %s\n", $$1, $$2 }'
 
 setup: ## make the environment and install everything, unless it is up to date
 	@test -n "$(PYTHON)" || { echo "setup: error: no Python 3.11 or 3.12 found; install one or set PYTHON=/path/to/python3.11." >&2; exit 1; }
@@ -33,6 +33,9 @@ test: setup ## run the tests
 golden: setup ## replay the reference vectors in tests/golden
 	@test -n "$(GOLDEN)" || { echo "golden: error: no io.safetensors below tests/golden." >&2; exit 1; }
 	@set -e; for folder in $(GOLDEN); do $(BIN)/dspark golden $$folder; done
+
+demo-train: setup ## make a draft for the test fixture's target from nothing and evaluate it, in runs/demo
+	$(BIN)/python tools/make_draft.py fixture --work runs/demo $(ARGS)
 
 gpu: setup ## run the GPU tests; fails if none ran
 	$(BIN)/python tools/gpu_tests.py $(ARGS)

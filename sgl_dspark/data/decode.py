@@ -157,7 +157,7 @@ class BatchGenerator:
         return prefix
 
     def _admit(self, rows: list[int], prompts: list[Prompt], prefix: int) -> None:
-        """Prefill new prompts behind the shared prefix, those of like length together; sample each one's first token."""
+        """Prefill new prompts behind the shared prefix, those of like length together; sample each first token."""
         pairs = sorted(zip(rows, prompts, strict=True), key=lambda pair: len(pair[1].ids))
         while pairs:
             longest = _LEAST_PADDED * (len(pairs[0][1].ids) - prefix)

@@ -23,7 +23,7 @@ _FIRST_WAIT_S = 0.5
 _RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
 
 
-class RequestRefused(Exception):
+class RefusedError(Exception):
     """The endpoint does not accept this prompt; carries the reason."""
 
 
@@ -65,7 +65,7 @@ class Asking:
         return trimmed if trimmed.endswith("/v1") else f"{trimmed}/v1"
 
     def sampling_of(self, index: int) -> dict[str, Any]:
-        """Sampling fields of the prompt at ``index``."""
+        """Return the sampling fields of the prompt at ``index``."""
         if not self.temperatures:
             return dict(self.sampling)
         return {**self.sampling, "temperature": self.temperatures[index % len(self.temperatures)]}
@@ -114,7 +114,7 @@ async def _run(numbered: Sequence[tuple[int, PromptRecord]], asking: Asking, sin
             for index, prompt in queue:
                 try:
                     exchange = await _converse(session, asking, model, index, prompt)
-                except RequestRefused as refusal:
+                except RefusedError as refusal:
                     outcome.failed[prompt.id] = str(refusal)
                 else:
                     sink.add(exchange)
@@ -177,9 +177,9 @@ def _read_answer(body: dict[str, Any]) -> tuple[str, str, int]:
         text, reason = choice["message"]["content"], choice["finish_reason"]
         count = int(body.get("usage", {}).get("completion_tokens", 0))
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise RequestRefused(f"the endpoint's answer is no chat completion ({error!r})") from error
+        raise RefusedError(f"the endpoint's answer is no chat completion ({error!r})") from error
     if not isinstance(text, str) or not text.strip():
-        raise RequestRefused("the endpoint answered with nothing")
+        raise RefusedError("the endpoint answered with nothing")
     return text, str(reason), count
 
 
@@ -198,10 +198,10 @@ async def _post(session: ClientSession, asking: Asking, body: dict[str, Any]) ->
                     return found
                 trouble = f"HTTP {answer.status}: {(await answer.text())[:300]}"
                 if answer.status not in _RETRIED:
-                    raise RequestRefused(trouble)
+                    raise RefusedError(trouble)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             trouble = f"{type(error).__name__}: {error}"
-    raise RequestRefused(f"{trouble} ({_ATTEMPTS} attempts)")
+    raise RefusedError(f"{trouble} ({_ATTEMPTS} attempts)")
 
 
 class _Progress:

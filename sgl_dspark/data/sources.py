@@ -72,7 +72,7 @@ SOURCES: tuple[Source, ...] = (
     *(Source(kind, "maths", share, _GYM, task_prompts(kind)) for kind, share in TASK_SHARES.items()),
     Source("code", "code", 24, "Apache-2.0, this project", _forever(code_prompt)),
     Source("problem", "code", 28, _GYM + " (CodeI/O task descriptions)", _shuffled(problem_prompts)),
-    Source("library", "code", 10, "PSF-2.0, signatures and docstrings of Python's standard library", _shuffled(library_prompts)),
+    Source("library", "code", 10, "PSF-2.0, Python's standard library (docstrings)", _shuffled(library_prompts)),
     Source("question", "chat", 12, "BSD-3-Clause, chatterbot-corpus 1.3.3", _shuffled(corpus_questions)),
     Source("chat", "chat", 56, "Apache-2.0, this project", _forever(chat_prompt)),
 )  # fmt: skip

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from sgl_dspark.data import build, direct as directly, endpoint, sources
+from sgl_dspark.data import build, endpoint, sources
+from sgl_dspark.data import direct as directly
 from sgl_dspark.data.cache import CacheWriter, TargetCache, weights_sha256
 from sgl_dspark.data.command import api_key
 from sgl_dspark.data.decode import BatchGenerator

@@ -13,8 +13,8 @@ from pathlib import Path
 HELP = "measure a draft offline on prompt files"
 EPILOG = """examples:
   dspark data prompts --split held-out --sources maths --count 60 --out runs/maths.jsonl
-  dspark evaluate --target TARGET --draft runs/draft/draft --prompts runs/maths.jsonl runs/chat.jsonl --out runs/evaluation
-  dspark evaluate --target TARGET --draft DRAFT --prompts runs/maths.jsonl --thresholds 0.2 0.4 0.6 0.8 --latency 1 32"""
+  dspark evaluate --target TARGET --draft DRAFT --prompts runs/maths.jsonl runs/chat.jsonl --out runs/evaluation
+  dspark evaluate --target TARGET --draft DRAFT --prompts runs/maths.jsonl --thresholds 0.4 0.8 --latency 1 32"""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -19,6 +19,7 @@ from sgl_dspark.model.eagle3 import Eagle3Drafter, is_eagle3, load_eagle3
 from sgl_dspark.model.target import TargetModel
 from sgl_dspark.sampling.block import DraftBlock, sample_block
 from sgl_dspark.sampling.draw import draw
+from sgl_dspark.sampling.warp import Greediness
 
 
 class DraftSide(Protocol):
@@ -112,7 +113,7 @@ class BlockSide:
 
         h = self.drafter.block_hidden(anchors, lengths, attend)
         temperatures = torch.full((len(anchors),), temperature, device=h.device)
-        greedy = "none" if temperature > 0 else "all"
+        greedy: Greediness = "none" if temperature > 0 else "all"
         return sample_block(self.drafter, h, anchors, temperatures, uniforms=uniforms, greedy=greedy)
 
 

@@ -103,7 +103,7 @@ def _check_anchor(raw: dict[str, Any], where: str, assumed: bool) -> None:
 
 def _widen(tensors: dict[str, Tensor], config: DrafterConfig, folder: Path, lm_head: Tensor | None) -> list[str]:
     """Turn a reduced vocabulary into ids and rows of the whole one; return what was left out."""
-    notes = []
+    notes: list[str] = []
     offsets, flags = tensors.pop("d2t", None), tensors.pop("t2d", None)
     head = tensors.pop("lm_head.weight", None)
     if config.draft_vocab_size is None:

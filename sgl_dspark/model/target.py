@@ -136,8 +136,7 @@ class TargetModel:
         self._head = frozen_linear(self.lm_head)
         half = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
         angles = torch.arange(config.max_position_embeddings, dtype=torch.float64)[:, None] / config.rope_theta**half
-        where = {"dtype": self.dtype, "device": self.device}
-        self._cos, self._sin = angles.cos().to(**where), angles.sin().to(**where)
+        self._cos, self._sin = (table.to(self.device, self.dtype) for table in (angles.cos(), angles.sin()))
 
     @classmethod
     def from_dir(cls, folder: Path | str, dtype: torch.dtype, device: torch.device | str = "cpu") -> TargetModel:

@@ -117,10 +117,9 @@ def render(
             f"| {r.acceptance.mean_accept_len:.3f} | {r.acceptance.mean_verify_len:.2f} | {survival} | {conditional} |"
         )
     lines.append("")
-    lines += [
-        f"Macro-average accept length at T={m['temperature']:g}, threshold {m['threshold']:g}: {m['mean_accept_len']:.3f}"
-        for m in macro_means(results)
-    ]
+    for mean in macro_means(results):
+        where = f"T={mean['temperature']:g}, threshold {mean['threshold']:g}"
+        lines.append(f"Macro-average accept length at {where}: {mean['mean_accept_len']:.3f}")
     for temperature, kind in calibrations.items():
         before, after = 100 * mean_ece(list(kind.before)), 100 * mean_ece(list(kind.after))
         lines.append(

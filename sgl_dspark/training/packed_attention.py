@@ -114,11 +114,12 @@ def _flex(device: str) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     # Uncompiled it is a plain reference with full score matrices: right for tests, too large for training.
-    return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
+    found: Callable[..., Any] = flex_attention
+    return torch.compile(found, dynamic=True) if device == "cuda" else found
 
 
 def _owners(batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Number the conversation of every context row [C] and of every block [N]."""
+    """Return the number of the conversation of every context row [C] and of every block [N]."""
     device = batch.positions.device
     owners = []
     for bounds in (batch.context_bounds, batch.block_bounds):

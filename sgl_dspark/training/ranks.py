@@ -20,7 +20,7 @@ Strategy = Literal["ddp", "fsdp"]
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all of a run; one process alone needs no process group.
+    """One process among all of a run; alone it needs no process group.
 
     Attributes
     ----------
@@ -72,8 +72,9 @@ class Ranks:
             from torch.distributed.fsdp import fully_shard
 
             frozen = {p for p in module.parameters() if not p.requires_grad}
-            sharded: nn.Module = fully_shard(module, ignored_params=frozen)
-            return sharded
+            # In place: the module stays what it was, its parameters become shards.
+            fully_shard(module, ignored_params=frozen)
+            return module
         return nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
 
     def without_sync(self, module: nn.Module) -> AbstractContextManager[Any]:

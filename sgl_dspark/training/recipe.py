@@ -42,8 +42,8 @@ class DataSection(_Section):
     caches: list[Path] = []
     responses: list[Path] = []
     held_out: list[Path] = []
-    held_out_limit: int = Field(64, ge=1)
-    max_length: int = Field(4096, ge=2)
+    held_out_limit: int = Field(default=64, ge=1)
+    max_length: int = Field(default=4096, ge=2)
     template_options: dict[str, Any] = {}
 
     @model_validator(mode="after")
@@ -75,14 +75,14 @@ class DraftSection(_Section):
     """
 
     kind: Literal["dspark", "dflash", "eagle3"] = "dspark"
-    gamma: int = Field(7, ge=1)
-    layers: int = Field(2, ge=1)
-    intermediate_size: int | None = Field(None, ge=1)
+    gamma: int = Field(default=7, ge=1)
+    layers: int = Field(default=2, ge=1)
+    intermediate_size: int | None = Field(default=None, ge=1)
     feature_layers: list[int] | None = None
-    markov_rank: int = Field(64, ge=0)
+    markov_rank: int = Field(default=64, ge=0)
     markov_head: Literal["vanilla", "gated", "rnn"] = "vanilla"
     confidence: bool = True
-    mask_token_id: int | None = Field(None, ge=0)
+    mask_token_id: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -117,12 +117,12 @@ class LossSection(_Section):
         probability. 0 is the paper's recipe.
     """
 
-    ce: float | None = Field(None, ge=0)
-    tv: float | None = Field(None, ge=0)
-    confidence: float | None = Field(None, ge=0)
-    soft: float | None = Field(None, ge=0)
-    decay: float | None = Field(None, gt=0)
-    ce_first: float = Field(0.0, ge=0, le=1)
+    ce: float | None = Field(default=None, ge=0)
+    tv: float | None = Field(default=None, ge=0)
+    confidence: float | None = Field(default=None, ge=0)
+    soft: float | None = Field(default=None, ge=0)
+    decay: float | None = Field(default=None, gt=0)
+    ce_first: float = Field(default=0.0, ge=0, le=1)
 
     def weights(self, kind: str) -> LossWeights:
         """Return the coefficients for a draft of ``kind``."""
@@ -155,9 +155,9 @@ class VocabularySection(_Section):
         Fraction of the run after which the whole vocabulary is used.
     """
 
-    sample: int = Field(0, ge=0)
-    core_count: int = Field(3, ge=1)
-    full_from: float = Field(0.9, ge=0, le=1)
+    sample: int = Field(default=0, ge=0)
+    core_count: int = Field(default=3, ge=1)
+    full_from: float = Field(default=0.9, ge=0, le=1)
 
 
 class OptimSection(_Section):
@@ -181,13 +181,13 @@ class OptimSection(_Section):
     """
 
     steps: int = Field(ge=1)
-    warmup_steps: int = Field(100, ge=0)
-    batch_size: int = Field(8, ge=1)
-    micro_batch_size: int | None = Field(None, ge=1)
-    anchors: int = Field(32, ge=1)
-    learning_rate: float = Field(6e-4, gt=0)
-    clip_norm: float = Field(1.0, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(default=100, ge=0)
+    batch_size: int = Field(default=8, ge=1)
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    anchors: int = Field(default=32, ge=1)
+    learning_rate: float = Field(default=6e-4, gt=0)
+    clip_norm: float = Field(default=1.0, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     bf16: bool = True
     seed: int = 0
 
@@ -209,9 +209,9 @@ class OutputSection(_Section):
     """
 
     folder: Path
-    log_every: int = Field(20, ge=1)
-    save_every_s: float = Field(180.0, ge=0)
-    evaluate_every: int = Field(0, ge=0)
+    log_every: int = Field(default=20, ge=1)
+    save_every_s: float = Field(default=180.0, ge=0)
+    evaluate_every: int = Field(default=0, ge=0)
     tensorboard: bool = True
 
 

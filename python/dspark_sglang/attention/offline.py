@@ -31,5 +31,5 @@ def plan_attention(lengths: Tensor, new: int, rows: Tensor | None) -> Attend:
 
 @functools.lru_cache(maxsize=8)
 def _slots(rows: int, positions: int) -> Tensor:
-    """Number the slots of a cache that is one block of memory."""
+    """Return the slot of every position of a cache that is one block of memory."""
     return torch.arange(rows * positions).view(rows, positions)

@@ -34,7 +34,8 @@ def echo(number: int, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 def test_every_prompt_is_answered_once_and_written_down(tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     with PlainChatServer(echo) as server, ResponseFile(out) as sink:
-        asking = Asking(server.url, temperatures=(0.0, 0.7), sampling={"max_tokens": 9}, api_key="secret", concurrency=3)
+        sampling = {"max_tokens": 9}
+        asking = Asking(server.url, temperatures=(0.0, 0.7), sampling=sampling, api_key="secret", concurrency=3)
         outcome = generate(PROMPTS, asking, sink, quiet)
         assert (outcome.written, outcome.tokens, outcome.failed) == (7, 21, {})
     found = {e.id: e for e in read_exchanges(out)}

@@ -16,7 +16,8 @@ from sgl_dspark.model.target_config import TargetConfig
 TARGET = Path(__file__).parents[2] / "fixtures" / "pair" / "target"
 REWRITING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' and not loop.last %}earlier{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if m.role == 'assistant' and not loop.last %}earlier{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -91,7 +92,9 @@ def test_a_template_that_rewrites_history_gives_one_sequence_a_turn() -> None:
 
 def test_a_template_that_hides_answers_is_refused() -> None:
     encoder = ChatEncoder(TARGET, TargetConfig.from_dir(TARGET).eos_token_ids)
-    encoder._tokenizer.chat_template = "{% for m in messages %}{{ m.role }}<|im_end|>{% endfor %}{% if add_generation_prompt %}go{% endif %}"
+    encoder._tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}<|im_end|>{% endfor %}{% if add_generation_prompt %}go{% endif %}"
+    )
     with pytest.raises(DataError, match="chat-template-kwargs"):
         encoder.encode(exchange("a", "b"))
 

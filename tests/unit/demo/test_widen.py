@@ -11,7 +11,8 @@ import torch
 from sgl_dspark.config import DrafterConfig
 from sgl_dspark.demo.widen import shares, widen_draft, widen_target
 from sgl_dspark.errors import CheckpointError
-from sgl_dspark.evaluation.runner import SpeculativeRunner
+from sgl_dspark.evaluation.runner import Decoding, SpeculativeRunner
+from sgl_dspark.evaluation.sides import BlockSide
 from sgl_dspark.model.checkpoint import load_drafter, save_drafter
 from sgl_dspark.model.drafter import Drafter
 from sgl_dspark.model.target import KeyValueCache, TargetModel
@@ -30,7 +31,7 @@ def logits_of(folder: Path, ids: torch.Tensor) -> torch.Tensor:
 def runner_of(target: Path, draft: Path) -> SpeculativeRunner:
     model = TargetModel.from_dir(target, torch.float32)
     shared = {"target_embed": model.embed, "target_lm_head": model.lm_head}
-    return SpeculativeRunner(model, load_drafter(draft, dtype=torch.float32, device="cpu", **shared), 512)
+    return SpeculativeRunner(model, BlockSide(load_drafter(draft, dtype=torch.float32, device="cpu", **shared)))
 
 
 def write_tiny_draft(folder: Path, head: str) -> None:
@@ -88,7 +89,8 @@ def test_the_wide_fixture_gives_the_same_logits(wide: Path) -> None:
 def test_the_wide_fixture_answers_and_accepts_as_the_narrow_one(wide: Path) -> None:
     narrow, other = runner_of(TARGET, DRAFT), runner_of(wide / "target", wide / "draft")
     for index, prompt in enumerate(prompts(3)):
-        expected, found = (r.run(prompt, temperature=0, max_new_tokens=48, seed=index) for r in (narrow, other))
+        decoding = Decoding(temperature=0.0, max_new_tokens=48, seed=index)
+        (expected,), (found,) = (r.run([prompt], decoding) for r in (narrow, other))
         assert found.tokens == expected.tokens
         assert [r.num_correct_drafts for r in found.rounds] == [r.num_correct_drafts for r in expected.rounds]
 

@@ -104,9 +104,7 @@ def test_the_draft_loads_beside_its_target(made: tuple[Path, Path], tmp_path: Pa
 
 def test_the_baseline_loads_as_what_it_is(made: tuple[Path, Path], tmp_path: Path) -> None:
     draft = {"kind": "eagle3", "gamma": 3, "layers": 1, "markov_rank": 0, "confidence": False, "mask_token_id": None}
-    side = load_side(
-        fit(recipe(made, tmp_path, draft=draft), quiet), TargetModel.from_dir(made[0], torch.bfloat16)
-    )
+    side = load_side(fit(recipe(made, tmp_path, draft=draft), quiet), TargetModel.from_dir(made[0], torch.bfloat16))
     assert isinstance(side, ChainSide)
 
 

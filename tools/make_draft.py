@@ -1,0 +1,153 @@
+"""Make a draft from nothing, by the documented commands one after another; each stage is continued or skipped.
+
+    python tools/make_draft.py fixture --work runs/demo             # minutes on one core
+    python tools/make_draft.py smollm2 --work runs/smollm2          # hours on one core, minutes on a GPU
+
+Prints every command that it runs. Killed at any point and started again, it loses nothing that a stage had saved.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+from sgl_dspark.data.prompts import PromptRecord, write_prompts
+from sgl_dspark.demo.fixture_text import conversations
+from sgl_dspark.demo.smollm2 import prepare
+
+ROOT = Path(__file__).resolve().parents[1]
+# Seeds of the fixture's prompts, far from each other and from its target's own (see fixture_text.conversations).
+TRAIN_SEED, HELD_OUT_SEED = 1_000_000, 2_000_000
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How a pair is made.
+
+    Attributes
+    ----------
+    recipe : str
+        File in ``recipes/``.
+    feature_layers, temperatures : tuple
+        Of the data.
+    prompts, held_out, steps : int
+    rows : int
+        Conversations decoded together.
+    evaluated : int
+        Prompts per set of the evaluation.
+    vocabulary : bool
+        Limit the draft's vocabulary to what its data uses.
+    """
+
+    recipe: str
+    feature_layers: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    prompts: int
+    held_out: int
+    steps: int
+    rows: int
+    evaluated: int
+    vocabulary: bool
+
+
+PRESETS = {
+    "fixture": Preset("fixture.yaml", (1, 3, 5, 8, 10), (0.0, 1.0), 1500, 96, 1000, 64, 64, False),
+    "smollm2": Preset("smollm2-135m.yaml", (2, 9, 16, 23, 28), (0.7, 1.0, 0.0, 1.0), 24_000, 96, 12_000, 112, 60, True),
+}
+
+
+def run(*arguments: str | Path) -> None:
+    """Run one ``dspark`` command, shown as a user would type it."""
+    shown = " ".join(shlex.quote(str(a)) for a in arguments)
+    sys.stderr.write(f"\n$ dspark {shown}\n")
+    sys.stderr.flush()
+    status = subprocess.call([sys.executable, "-m", "sgl_dspark.cli", *map(str, arguments)], cwd=ROOT)
+    if status:
+        raise SystemExit(status)
+
+
+def fixture_prompts(work: Path, preset: Preset) -> dict[str, Path]:
+    """Write the fixture's questions: training, held-out; returns the evaluation's files by set."""
+    for name, seed, count in (("train", TRAIN_SEED, preset.prompts), ("held-out", HELD_OUT_SEED, preset.held_out)):
+        records = (PromptRecord.of((question,), "worked") for question, _ in conversations(seed, count))
+        write_prompts(work / f"{name}.jsonl", records)
+    return {"worked": work / "held-out.jsonl"}
+
+
+def built_in_prompts(work: Path, preset: Preset) -> dict[str, Path]:
+    """Write prompts of the built-in sources: training, held-out, and one evaluation file per group."""
+    run("data", "prompts", "--split", "train", "--count", str(preset.prompts), "--out", work / "train.jsonl")
+    held = ("data", "prompts", "--split", "held-out", "--seed", "1")
+    run(*held, "--count", str(preset.held_out), "--out", work / "held-out.jsonl")
+    files = {}
+    for group in ("maths", "code", "chat"):
+        files[group] = work / f"{group}.jsonl"
+        # Another seed than that of the prompts that training reports on.
+        chosen = ("--seed", "2", "--sources", group, "--count", str(preset.evaluated))
+        run("data", "prompts", "--split", "held-out", *chosen, "--out", files[group])
+    return files
+
+
+def make(preset: Preset, name: str, args: Namespace) -> None:
+    """Run all stages."""
+    work = args.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    if name == "fixture":
+        target, files = args.target or ROOT / "tests" / "fixtures" / "pair" / "target", fixture_prompts(work, preset)
+    else:
+        target = args.target or prepare(None, lambda line: sys.stderr.write(f"prepare: {line}\n"))
+        files = built_in_prompts(work, preset)
+    layers = [str(layer) for layer in preset.feature_layers]
+    common = ("--target", target, "--feature-layers", *layers, "--rows", str(args.rows or preset.rows))
+    for prompts, cache, temperatures in (
+        ("train", "cache", preset.temperatures),
+        ("held-out", "held-out", (1.0,)),
+    ):
+        run(
+            "data", "direct", *common, "--prompts", work / f"{prompts}.jsonl", "--out", work / cache,
+            "--device", args.device, "--temperatures", *(f"{t:g}" for t in temperatures),
+        )  # fmt: skip
+    overrides = {
+        "target": target, "data.caches": [str(work / "cache")], "data.held_out": [str(work / "held-out")],
+        "output.folder": work / "run", "optim.steps": args.steps or preset.steps, "device": args.device,
+    }  # fmt: skip
+    given = [f"{field}={json.dumps(v) if isinstance(v, list) else v}" for field, v in overrides.items()]
+    run("train", ROOT / "recipes" / preset.recipe, *given, *args.override)
+    draft = work / "run" / "draft"
+    if preset.vocabulary:
+        run("convert", draft, work / "draft", "--target", target, "--draft-vocabulary", work / "cache", "--least", "3")
+        draft = work / "draft"
+    run(
+        "evaluate", "--target", target, "--draft", draft, "--prompts", *files.values(), "--temperatures", "1", "0",
+        "--max-new-tokens", "256", "--limit", str(preset.evaluated), "--latency", "1", "32", "--device", args.device,
+        "--out", work / "evaluation",
+    )  # fmt: skip
+    sys.stderr.write(f"\ndraft: {draft}\nevaluation: {work / 'evaluation'}\n")
+
+
+def main() -> int:
+    """Make one pair's draft."""
+    parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("pair", choices=sorted(PRESETS))
+    parser.add_argument("--work", type=Path, required=True, help="folder of all results")
+    parser.add_argument("--target", type=Path, default=None, help="another target folder than the preset's")
+    parser.add_argument("--prompts", type=int, default=None, help="training prompts")
+    parser.add_argument("--steps", type=int, default=None, help="optimiser steps")
+    parser.add_argument("--rows", type=int, default=None, help="conversations decoded together")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto")
+    parser.add_argument("--override", nargs="*", default=[], metavar="section.field=value", help="of the recipe")
+    args = parser.parse_args()
+    preset = PRESETS[args.pair]
+    if args.prompts is not None:
+        preset = Preset(**{**vars(preset), "prompts": args.prompts})
+    make(preset, args.pair, args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
