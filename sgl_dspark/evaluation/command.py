@@ -29,6 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--thresholds", type=float, nargs="+", default=[], help="confidence thresholds, at the first temperature"
     )
+    parser.add_argument("--shortlist", type=int, default=None, help="draw each slot from so many candidates")
     parser.add_argument("--max-new-tokens", type=int, default=2048, help="tokens per answer (default: %(default)s)")
     parser.add_argument("--max-positions", type=int, default=2304, help="prompt and answer (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=32, help="prompts decoded together (default: %(default)s)")

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sgl_dspark.errors import ConfigError
 from sgl_dspark.model.checkpoint import load_drafter
 from sgl_dspark.model.drafter import Drafter
 from sgl_dspark.model.eagle3 import Eagle3Drafter, is_eagle3, load_eagle3
@@ -58,15 +59,25 @@ class DraftSide(Protocol):
         """
 
 
-def load_side(folder: Path, target: TargetModel) -> DraftSide:
-    """Load a draft of any kind beside its target."""
+def load_side(folder: Path, target: TargetModel, shortlist: int | None = None) -> DraftSide:
+    """Load a draft of any kind beside its target.
+
+    Parameters
+    ----------
+    folder : Path
+    target : TargetModel
+    shortlist : int, optional
+        Draw each slot from so many of its largest base logits; block drafts only.
+    """
     if is_eagle3(folder):
+        if shortlist is not None:
+            raise ConfigError("a shortlist needs a block draft; the autoregressive baseline has none")
         return ChainSide(load_eagle3(folder, dtype=target.dtype, embed=target.embed, lm_head=target.lm_head))
     drafter = load_drafter(
         folder, dtype=target.dtype, device=target.device, target_embed=target.embed, target_lm_head=target.lm_head
     )
     drafter.fuse_for_serving()
-    return BlockSide(drafter)
+    return BlockSide(drafter, shortlist)
 
 
 class BlockSide:
@@ -76,10 +87,12 @@ class BlockSide:
     ----------
     drafter : Drafter
         In the target's dtype, sharing its embedding and head.
+    shortlist : int, optional
+        Candidates per slot; the whole (draft) vocabulary by default.
     """
 
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter, self.config = drafter, drafter.config
+    def __init__(self, drafter: Drafter, shortlist: int | None = None) -> None:
+        self.drafter, self.config, self._shortlist = drafter, drafter.config, shortlist
         self.gamma, self.feature_layers = drafter.config.gamma, drafter.config.target_layer_ids
         self.reserve(1, 1)
 
@@ -114,7 +127,9 @@ class BlockSide:
         h = self.drafter.block_hidden(anchors, lengths, attend)
         temperatures = torch.full((len(anchors),), temperature, device=h.device)
         greedy: Greediness = "none" if temperature > 0 else "all"
-        return sample_block(self.drafter, h, anchors, temperatures, uniforms=uniforms, greedy=greedy)
+        return sample_block(
+            self.drafter, h, anchors, temperatures, shortlist=self._shortlist, uniforms=uniforms, greedy=greedy
+        )
 
 
 class ChainSide:

@@ -37,7 +37,7 @@ def evaluate(args: Namespace, log: Log) -> str:
     """Measure a draft as the options say and return the report; write it where ``--out`` says."""
     _check(args)
     target = TargetModel.from_dir(args.target, getattr(torch, args.dtype), device_of(args.device))
-    side = load_side(args.draft, target)
+    side = load_side(args.draft, target, args.shortlist)
     sets = load_sets(args.prompts, ChatEncoder(args.target, target.config.eos_token_ids), args.limit)
     longest = min(args.max_positions, target.config.max_position_embeddings - side.gamma - 1)
     evaluation = Evaluation(target, side, args.rows, longest, log)
@@ -60,6 +60,7 @@ def evaluate(args: Namespace, log: Log) -> str:
         "seed": args.seed,
         "max_new_tokens": args.max_new_tokens,
         "rows": args.rows,
+        "shortlist": args.shortlist,
         "dtype": args.dtype,
         "threads": torch.get_num_threads(),
     }
@@ -82,9 +83,10 @@ def _check(args: Namespace) -> None:
     for option, values in (("--temperatures", args.temperatures), ("--thresholds", args.thresholds)):
         if any(value < 0 for value in values):
             raise ConfigError(f"{option} must not be negative")
-    for option, value in (("--rows", args.rows), ("--max-new-tokens", args.max_new_tokens), ("--limit", args.limit)):
+    for option in ("rows", "max_new_tokens", "limit", "shortlist"):
+        value = getattr(args, option)
         if value is not None and value < 1:
-            raise ConfigError(f"{option} is {value}; it must be at least 1")
+            raise ConfigError(f"--{option.replace('_', '-')} is {value}; it must be at least 1")
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise ConfigError(f"--out {args.out} is a file; name a folder")
     if not Path(args.draft).is_dir():

@@ -114,6 +114,16 @@ def test_a_threshold_verifies_less_and_stays_lossless(target: TargetModel) -> No
     assert max(lengths) < 4 or len(lengths) > 1
 
 
+def test_a_shortlist_stays_lossless(target: TargetModel) -> None:
+    whole = answers(target, "block", 2, GREEDY)
+    side = make_side(target, "block")
+    assert isinstance(side, BlockSide)
+    short = SpeculativeRunner(target, BlockSide(side.drafter, shortlist=3), 2, 64).run(PROMPTS, GREEDY)
+    assert [s.tokens for s in whole] == [s.tokens for s in short]
+    sampled = SpeculativeRunner(target, BlockSide(side.drafter, shortlist=3), 2, 64).run(PROMPTS, SAMPLED)
+    assert all(sample.tokens for sample in sampled)
+
+
 def test_prompts_without_room_get_an_empty_answer(target: TargetModel) -> None:
     runner = SpeculativeRunner(target, make_side(target, "block"), 2, 8)
     found = runner.run([(1, 2), tuple(range(8)), (3, 4)], GREEDY)
