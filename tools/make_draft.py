@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sgl_dspark.data.prompts import PromptRecord, write_prompts
@@ -93,25 +93,31 @@ def built_in_prompts(work: Path, preset: Preset) -> dict[str, Path]:
     return files
 
 
-def make(preset: Preset, name: str, args: Namespace) -> None:
-    """Run all stages."""
-    work = args.work.resolve()
+def make_data(preset: Preset, name: str, work: Path, target: Path | None, device: str) -> tuple[Path, dict[str, Path]]:
+    """Make prompts and caches in ``work``; return the target's folder and the evaluation's prompt files."""
     work.mkdir(parents=True, exist_ok=True)
     if name == "fixture":
-        target, files = args.target or ROOT / "tests" / "fixtures" / "pair" / "target", fixture_prompts(work, preset)
+        target, files = target or ROOT / "tests" / "fixtures" / "pair" / "target", fixture_prompts(work, preset)
     else:
-        target = args.target or prepare(None, lambda line: sys.stderr.write(f"prepare: {line}\n"))
+        target = target or prepare(None, lambda line: sys.stderr.write(f"prepare: {line}\n"))
         files = built_in_prompts(work, preset)
     layers = [str(layer) for layer in preset.feature_layers]
-    common = ("--target", target, "--feature-layers", *layers, "--rows", str(args.rows or preset.rows))
+    common = ("--target", target, "--feature-layers", *layers, "--rows", str(preset.rows))
     for prompts, cache, temperatures in (
         ("train", "cache", preset.temperatures),
         ("held-out", "held-out", (1.0,)),
     ):
         run(
             "data", "direct", *common, "--prompts", work / f"{prompts}.jsonl", "--out", work / cache,
-            "--device", args.device, "--temperatures", *(f"{t:g}" for t in temperatures),
+            "--device", device, "--temperatures", *(f"{t:g}" for t in temperatures),
         )  # fmt: skip
+    return target, files
+
+
+def make(preset: Preset, name: str, args: Namespace) -> None:
+    """Run all stages."""
+    work = args.work.resolve()
+    target, files = make_data(preset, name, work, args.target, args.device)
     overrides = {
         "target": target, "data.caches": [str(work / "cache")], "data.held_out": [str(work / "held-out")],
         "output.folder": work / "run", "optim.steps": args.steps or preset.steps, "device": args.device,
@@ -143,8 +149,7 @@ def main() -> int:
     parser.add_argument("--override", nargs="*", default=[], metavar="section.field=value", help="of the recipe")
     args = parser.parse_args()
     preset = PRESETS[args.pair]
-    if args.prompts is not None:
-        preset = Preset(**{**vars(preset), "prompts": args.prompts})
+    preset = replace(preset, prompts=args.prompts or preset.prompts, rows=args.rows or preset.rows)
     make(preset, args.pair, args)
     return 0
 

@@ -1,0 +1,237 @@
+"""Tables and plots of the training study, from what `dspark evaluate` and `dspark train` wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from sgl_dspark.reports.evaluation_plots import plot_lines
+from sgl_dspark.training.journal import read_metrics
+
+
+@dataclass(frozen=True)
+class About:
+    """What a report is about."""
+
+    name: str
+    title: str
+    reference: str
+    pair: str
+    steps: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """One evaluation of one trained draft."""
+
+    arm: str
+    seed: int
+    suffix: str
+    evaluation: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, arm: str, seed: int, suffix: str, folder: Path, run: Path) -> Result:
+        """Read an evaluation's JSON and its run's curve."""
+        evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+        return cls(arm, seed, suffix, evaluation, read_metrics(run / "metrics.jsonl"))
+
+    def rows(self, temperature: float = 1.0, threshold: float = 0.0) -> dict[str, dict[str, Any]]:
+        """Results of the prompt sets at one temperature and threshold."""
+        rows = self.evaluation["results"]
+        return {r["name"]: r for r in rows if r["temperature"] == temperature and r["threshold"] == threshold}
+
+    def accept_len(self, name: str, temperature: float = 1.0, threshold: float = 0.0) -> float:
+        """Mean accept length of one set."""
+        return float(self.rows(temperature, threshold)[name]["acceptance"]["mean_accept_len"])
+
+    def macro(self, temperature: float = 1.0, threshold: float = 0.0) -> float:
+        """Plain mean of the sets' accept lengths."""
+        return fmean(self.accept_len(name, temperature, threshold) for name in self.rows(temperature, threshold))
+
+    @property
+    def minutes(self) -> float:
+        """Training time."""
+        return float(max((m["seconds"] for m in self.metrics), default=0.0)) / 60
+
+
+Report = Callable[[About, Sequence[Result], Path], Path]
+
+
+def table1(about: About, results: Sequence[Result], out: Path) -> Path:
+    """Accept length per set, conditional acceptance per slot, and the training curves."""
+    sets = list(results[0].rows())
+    lines = _head(about)
+    lines += _table(
+        ["draft", "seed", *sets, "macro mean", "minutes"],
+        [
+            [r.arm, r.seed, *(f"{r.accept_len(s):.3f}" for s in sets), f"{r.macro():.3f}", f"{r.minutes:.0f}"]
+            for r in results
+        ],
+    )
+    means = {arm: fmean(r.macro() for r in results if r.arm == arm) for arm in _arms(results)}
+    lines += [
+        "",
+        *(f"DSpark over {arm}: {means['dspark'] / mean - 1:+.1%}" for arm, mean in means.items() if arm != "dspark"),
+    ]
+    curves = {}
+    for arm in _arms(results):
+        for name in sets:
+            rates = [r.rows()[name]["acceptance"]["conditional"] for r in results if r.arm == arm]
+            curves[f"{arm}, {name}"] = (range(1, len(rates[0]) + 1), [fmean(slot) for slot in zip(*rates, strict=True)])
+    lines += ["", "Acceptance of each slot given an accepted prefix, mean of the seeds:", ""]
+    lines += _table(
+        ["draft, set", *(str(slot) for slot in range(1, len(next(iter(curves.values()))[1]) + 1))],
+        [[name, *(f"{rate:.2f}" for rate in rates)] for name, (_, rates) in curves.items()],
+    )
+    plot_lines(out / f"{_stem(about)}_conditional.png", curves, "slot", "acceptance given an accepted prefix")
+    learning = {
+        f"{r.arm}, seed {r.seed}": _curve(r, "tokens")
+        for r in results
+        if any(m["name"] == "held_out" for m in r.metrics)
+    }
+    if learning:
+        plot_lines(
+            out / f"{_stem(about)}_curves.png", learning, "supervised tokens", "expected accept length, held-out"
+        )
+        lines += ["", f"![training curves]({_stem(about)}_curves.png)"]
+    return _write(about, out, [*lines, "", f"![acceptance per slot]({_stem(about)}_conditional.png)"])
+
+
+def depth(about: About, results: Sequence[Result], out: Path) -> Path:
+    """Accept length against depth."""
+    return _write(about, out, [*_head(about), *_means(results)])
+
+
+def decay(about: About, results: Sequence[Result], out: Path) -> Path:
+    """Accept length against the decay constant."""
+    return _write(about, out, [*_head(about), *_means(results)])
+
+
+def length(about: About, results: Sequence[Result], out: Path) -> Path:
+    """Accept length and round latency against draft length, by head."""
+    rows, curves = [], {}
+    for arm in _arms(results):
+        mine = [r for r in results if r.arm == arm]
+        head, gamma = arm.split("-gamma-")
+        macro = fmean(r.macro() for r in mine)
+        spread = max(r.macro() for r in mine) - min(r.macro() for r in mine)
+        times = {x["rows"]: fmean(_round_ms(r, x["rows"]) for r in mine) for x in mine[0].evaluation["latency"]}
+        rows.append([head, gamma, f"{macro:.3f}", f"{spread:.3f}", *(f"{ms:.1f}" for ms in times.values())])
+        at, values = curves.setdefault(head, ([], []))
+        at.append(int(gamma))
+        values.append(macro)
+    batches = [x["rows"] for x in results[0].evaluation["latency"]]
+    lines = [
+        *_head(about),
+        *_table(["head", "drafts", "accept length", "between seeds", *(f"round of {b}, ms" for b in batches)], rows),
+    ]
+    plot_lines(out / f"{_stem(about)}.png", curves, "drafts per block", "accept length")
+    return _write(about, out, [*lines, "", f"![accept length]({_stem(about)}.png)"])
+
+
+def thresholds(about: About, results: Sequence[Result], out: Path) -> Path:
+    """Accept and verify length against the confidence threshold."""
+    keys = sorted({(r["name"], r["threshold"]) for r in results[0].evaluation["results"]})
+    rows, curves = [], {}
+    for name, threshold in keys:
+        found = [r.rows(threshold=threshold)[name]["acceptance"] for r in results]
+        accepted = fmean(a["mean_accept_len"] for a in found)
+        verified = fmean(a["mean_verify_len"] for a in found)
+        rows.append([name, f"{threshold:g}", f"{accepted:.3f}", f"{verified:.2f}", f"{accepted / verified:.3f}"])
+        at, values = curves.setdefault(name, ([], []))
+        at.append(threshold)
+        values.append(accepted / verified)
+    lines = [*_head(about), *_table(["prompts", "threshold", "accept length", "verify length", "rate"], rows)]
+    plot_lines(out / f"{_stem(about)}.png", curves, "confidence threshold", "accepted / verified")
+    return _write(about, out, [*lines, "", f"![acceptance rate]({_stem(about)}.png)"])
+
+
+def calibration(about: About, results: Sequence[Result], out: Path) -> Path:
+    """ECE of survival before and after calibration, by temperature."""
+    rows = []
+    for result in results:
+        for temperature, found in result.evaluation["calibration"].items():
+            scale = " ".join(f"{t:.2f}" for t in found["temperatures"])
+            ece = [f"{100 * found[f'mean_ece_{when}']:.2f} %" for when in ("before", "after")]
+            rows.append([result.seed, temperature, found["method"], *ece, scale])
+    lines = _table(["seed", "sampling temperature", "method", "mean ECE before", "after", "fitted temperatures"], rows)
+    return _write(about, out, [*_head(about), *lines])
+
+
+def shortlist(about: About, results: Sequence[Result], out: Path) -> Path:
+    """Accept length and draft time against the number of candidates."""
+    rows = []
+    for suffix in dict.fromkeys(r.suffix for r in results):
+        mine = [r for r in results if r.suffix == suffix]
+        times = [fmean(_draft_ms(r, x["rows"]) for r in mine) for x in mine[0].evaluation["latency"]]
+        size = suffix.rsplit("-", 1)[1] if "-" in suffix else "all"
+        accept = (f"{fmean(r.macro(t) for r in mine):.3f}" for t in (1.0, 0.0))
+        rows.append([size, *accept, *(f"{ms:.1f}" for ms in times)])
+    batches = [x["rows"] for x in results[0].evaluation["latency"]]
+    names = ["candidates", "accept length, T=1", "greedy", *(f"drafting for {b}, ms" for b in batches)]
+    return _write(about, out, [*_head(about), *_table(names, rows)])
+
+
+def _means(results: Sequence[Result]) -> list[str]:
+    sets = list(results[0].rows())
+    rows = []
+    for arm in _arms(results):
+        mine = [r for r in results if r.arm == arm]
+        spread = max(r.macro() for r in mine) - min(r.macro() for r in mine)
+        values = (f"{fmean(r.accept_len(s) for r in mine):.3f}" for s in sets)
+        minutes = fmean(r.minutes for r in mine)
+        rows.append([arm, *values, f"{fmean(r.macro() for r in mine):.3f}", f"{spread:.3f}", f"{minutes:.0f}"])
+    return _table(["draft", *sets, "macro mean", "between seeds", "minutes"], rows)
+
+
+def _arms(results: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(r.arm for r in results))
+
+
+def _curve(result: Result, axis: str) -> tuple[list[float], list[float]]:
+    held_out = [m for m in result.metrics if m["name"] == "held_out"]
+    return [m[axis] for m in held_out], [m["expected_accept_len"] for m in held_out]
+
+
+def _round_ms(result: Result, rows: int) -> float:
+    found = next(x for x in result.evaluation["latency"] if x["rows"] == rows)
+    return float(found["draft_ms"] + found["verify_ms"])
+
+
+def _draft_ms(result: Result, rows: int) -> float:
+    return float(next(x for x in result.evaluation["latency"] if x["rows"] == rows)["draft_ms"])
+
+
+def _stem(about: About) -> str:
+    return f"training_{about.name}"
+
+
+def _head(about: About) -> list[str]:
+    target = {"smollm2": "SmolLM2-135M-Instruct", "fixture": "the test fixture's target (2.8 million parameters)"}
+    return [
+        f"# {about.title}",
+        "",
+        f"Corresponds to: {about.reference}. Target: {target[about.pair]}; {about.steps} optimiser steps,",
+        "seeds 1 and 2; temperature 1 unless said, held-out prompts, mean over rounds, bonus included. Made by:",
+        "",
+        "```",
+        f"python tools/study.py {about.name}",
+        "```",
+        "",
+    ]
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    return lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+
+
+def _write(about: About, out: Path, lines: Sequence[str]) -> Path:
+    path = out / f"{_stem(about)}.md"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
