@@ -6,6 +6,7 @@ included. Results go to standard output and, with --out, to a folder as JSON, Ma
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -31,9 +32,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--shortlist", type=int, default=None, help="draw each slot from so many candidates")
     parser.add_argument("--max-new-tokens", type=int, default=2048, help="tokens per answer (default: %(default)s)")
-    parser.add_argument("--max-positions", type=int, default=2304, help="prompt and answer (default: %(default)s)")
+    parser.add_argument(
+        "--max-positions", type=int, default=None, help="prompt and answer (default: room for the longest prompt)"
+    )
     parser.add_argument("--rows", type=int, default=32, help="prompts decoded together (default: %(default)s)")
     parser.add_argument("--latency", type=int, nargs="+", default=[], help="batch sizes to time a round at")
+    parser.add_argument(
+        "--chat-template-kwargs", type=json.loads, default={}, metavar="JSON", help="as the draft's data was made with"
+    )
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of target and draft")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=980406, help="plus a prompt's index (default: %(default)s)")

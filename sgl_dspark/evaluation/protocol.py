@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -46,6 +47,8 @@ class SetResult:
     acceptance : Acceptance
     prompts, tokens : int
         Answered, and emitted.
+    skipped : int
+        Prompts without room for an answer.
     seconds : float
     """
 
@@ -55,6 +58,7 @@ class SetResult:
     acceptance: Acceptance
     prompts: int
     tokens: int
+    skipped: int
     seconds: float
 
 
@@ -121,13 +125,19 @@ class Evaluation:
         started = time.perf_counter()
         samples = self._runner.run(prompts.prompts, decoding)
         rounds = [r for sample in samples for r in sample.rounds]
+        skipped = sum(not sample.tokens for sample in samples)
+        if not rounds:
+            raise DataError(f"no prompt of {prompts.name} took a round; give --max-positions more room.")
+        if skipped:
+            self._log(f"{prompts.name}: {skipped} prompts are left out: they leave no room for an answer")
         result = SetResult(
             prompts.name,
             decoding.temperature,
             decoding.threshold,
             summarise(rounds, self._gamma),
-            len(samples),
+            len(samples) - skipped,
             sum(len(sample.tokens) for sample in samples),
+            skipped,
             time.perf_counter() - started,
         )
         self.results.append(result)
@@ -175,21 +185,23 @@ def measure_latency(target: TargetModel, side: DraftSide, prompts: PromptSet, ro
     ----------
     target, side
     prompts : PromptSet
-        Enough for ``rows``; repeated if there are fewer.
+        Asked again and again.
     rows : int
     rounds : int
         Timed, behind as many untimed ones.
     """
-    chosen = [prompts.prompts[i % len(prompts.prompts)] for i in range(rows)]
-    longest = max(map(len, chosen))
+    longest = max(map(len, prompts.prompts))
     runner = SpeculativeRunner(target, side, rows, longest + (2 * rounds + 1) * (side.gamma + 1))
+    # Prompts again and again: an answer that ends makes room for the next, so that every step has all its rows.
+    endless = itertools.cycle(prompts.prompts)
     draft, verify = [], []
-    for step in runner.steps(chosen, Decoding(temperature=0.0), {}):
-        draft.append(step.drafting)
-        verify.append(step.verifying)
+    for step in runner.steps(endless, Decoding(temperature=0.0), {}):
+        if step.requests == rows:
+            draft.append(step.drafting)
+            verify.append(step.verifying)
         if len(draft) == 2 * rounds:
             break
-    timed = slice(min(rounds, len(draft) // 2), None)
+    timed = slice(rounds, None)
     return Latency(rows, 1e3 * _median(draft[timed]), 1e3 * _median(verify[timed]))
 
 

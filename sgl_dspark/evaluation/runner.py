@@ -7,7 +7,7 @@ prompts it is decoded with. Shape letters: R requests, G = gamma.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -119,7 +119,7 @@ class SpeculativeRunner:
 
     @torch.no_grad()
     def steps(
-        self, prompts: Sequence[Sequence[int]], decoding: Decoding, found: dict[int, Sample]
+        self, prompts: Iterable[Sequence[int]], decoding: Decoding, found: dict[int, Sample]
     ) -> Iterator[StepTime]:
         """Decode step by step; ``found`` receives each prompt's sample, by its index, as it ends."""
         waiting = iter(enumerate(prompts))
@@ -167,14 +167,14 @@ class SpeculativeRunner:
         """Draft, verify and commit one round of every request."""
         requests, gamma = list(places.values()), self.side.gamma
         where = self._index(list(places))
-        started = time.perf_counter()
+        started = self._now()
         lengths = self._cache.lengths[where]
         anchors = self._index([r.sample.tokens[-1] for r in requests])
         numbers = torch.stack([torch.rand(2 * gamma + 1, dtype=torch.float64, generator=r.random) for r in requests])
         numbers = numbers.to(self.target.device)
         block = self.side.draft(where, lengths, anchors, decoding.temperature, numbers[:, :gamma])
         lens = _verify_lens(block, decoding.threshold)
-        drafted = time.perf_counter()
+        drafted = self._now()
         ids = torch.cat((anchors[:, None], block.tokens), 1)[:, : int(lens.max())]
         hidden, features = self.target.forward(ids, self._cache, self.side.feature_layers, where)
         assert features is not None
@@ -186,7 +186,7 @@ class SpeculativeRunner:
         else:
             verdict = verify(block, lens, target_argmax=logits.argmax(-1))
         self._commit(requests, where, lengths, block, lens, verdict.accept_lens, verdict.out_tokens, features)
-        return StepTime(drafted - started, time.perf_counter() - drafted, len(requests))
+        return StepTime(drafted - started, self._now() - drafted, len(requests))
 
     def _commit(
         self,
@@ -213,6 +213,13 @@ class SpeculativeRunner:
             request.sample.rounds.append(counted)
             request.sample.logits.append(confidences[row])
             request.sample.tokens += tokens[: counted.emitted]
+
+    def _now(self) -> float:
+        """Return the time at which everything that was asked for is done."""
+        if self.target.device.type == "cuda":
+            # Sync: launches return before the work is done, which would be booked on what waits for it.
+            torch.cuda.synchronize(self.target.device)
+        return time.perf_counter()
 
     def _ended(self, request: _Request) -> bool:
         tokens = request.sample.tokens

@@ -28,6 +28,7 @@ class DraftSide(Protocol):
 
     gamma: int
     feature_layers: tuple[int, ...]
+    has_confidence: bool
 
     def reserve(self, places: int, positions: int) -> None:
         """Make room for ``places`` requests of up to ``positions`` tokens each; forgets everything."""
@@ -93,6 +94,7 @@ class BlockSide:
 
     def __init__(self, drafter: Drafter, shortlist: int | None = None) -> None:
         self.drafter, self.config, self._shortlist = drafter, drafter.config, shortlist
+        self.has_confidence = drafter.confidence_head is not None
         self.gamma, self.feature_layers = drafter.config.gamma, drafter.config.target_layer_ids
         self.reserve(1, 1)
 
@@ -139,6 +141,8 @@ class ChainSide:
     ----------
     drafter : Eagle3Drafter
     """
+
+    has_confidence = False
 
     def __init__(self, drafter: Eagle3Drafter) -> None:
         self.drafter, self.config = drafter, drafter.config

@@ -11,6 +11,15 @@ from sgl_dspark.errors import DsparkError
 
 _FAMILIES = {"llama": False, "qwen3": True}
 
+# What the decoder computes, where a configuration could ask for something else.
+_COMPUTED: dict[str, object] = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_act": "silu",
+    "use_sliding_window": False,
+    "partial_rotary_factor": 1.0,
+}
+
 
 class TargetError(DsparkError):
     """A target folder that this decoder cannot run; the message names the field or the file."""
@@ -45,13 +54,21 @@ class TargetConfig:
         path = folder / "config.json"
         if not path.is_file():
             raise TargetError(f"{folder} holds no config.json; give the folder of a Hugging Face model.")
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise TargetError(f"cannot read {path}: {error}; fetch the target again.") from error
         family = raw.get("model_type")
         if family not in _FAMILIES:
             raise TargetError(f"model_type {family!r} in {path} is not supported for training; use llama or qwen3.")
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        if rope.get("rope_type", "default") != "default":
-            raise TargetError(f"rope_type {rope['rope_type']!r} in {path} is not supported for training.")
+        # Earlier releases of transformers wrote ``type``.
+        rope_type = rope.get("rope_type", rope.get("type", "default"))
+        if rope_type != "default":
+            raise TargetError(f"rope_type {rope_type!r} in {path} is not supported for training.")
+        for name, computed in _COMPUTED.items():
+            if raw.get(name) not in (None, computed):
+                raise TargetError(f"{name} is {raw[name]!r} in {path}; training computes {computed!r} only.")
         heads = raw["num_attention_heads"]
         generation = folder / "generation_config.json"
         settings = json.loads(generation.read_text(encoding="utf-8")) if generation.is_file() else {}

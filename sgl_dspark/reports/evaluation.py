@@ -38,16 +38,20 @@ def evaluate(args: Namespace, log: Log) -> str:
     _check(args)
     target = TargetModel.from_dir(args.target, getattr(torch, args.dtype), device_of(args.device))
     side = load_side(args.draft, target, args.shortlist)
-    sets = load_sets(args.prompts, ChatEncoder(args.target, target.config.eos_token_ids), args.limit)
-    longest = min(args.max_positions, target.config.max_position_embeddings - side.gamma - 1)
-    evaluation = Evaluation(target, side, args.rows, longest, log)
+    if args.thresholds and not side.has_confidence:
+        raise ConfigError("--thresholds needs a draft with a confidence head")
+    encoder = ChatEncoder(args.target, target.config.eos_token_ids, args.chat_template_kwargs)
+    sets = load_sets(args.prompts, encoder, args.limit)
+    room = target.config.max_position_embeddings - side.gamma - 1
+    wanted = args.max_positions or max(len(p) for s in sets for p in s.prompts) + args.max_new_tokens
+    evaluation = Evaluation(target, side, args.rows, min(wanted, room), log)
     for decoding in decodings(args.temperatures, args.thresholds, args.max_new_tokens, args.seed):
         for prompts in sets:
             evaluation.measure(prompts, decoding)
     calibrations, panels = {}, {}
     for temperature in args.temperatures:
         fit, held_out = evaluation.records(temperature)
-        found = calibrate(fit, held_out) if _has_confidence(fit) else None
+        found = calibrate(fit, held_out) if side.has_confidence else None
         if found is not None:
             calibrations[temperature] = found
             panels[f"T={temperature:g}"] = (found.map, held_out)
@@ -61,6 +65,7 @@ def evaluate(args: Namespace, log: Log) -> str:
         "max_new_tokens": args.max_new_tokens,
         "rows": args.rows,
         "shortlist": args.shortlist,
+        "template_options": args.chat_template_kwargs,
         "dtype": args.dtype,
         "threads": torch.get_num_threads(),
     }
@@ -83,19 +88,18 @@ def _check(args: Namespace) -> None:
     for option, values in (("--temperatures", args.temperatures), ("--thresholds", args.thresholds)):
         if any(value < 0 for value in values):
             raise ConfigError(f"{option} must not be negative")
-    for option in ("rows", "max_new_tokens", "limit", "shortlist"):
+    for option in ("rows", "max_new_tokens", "max_positions", "limit", "shortlist"):
         value = getattr(args, option)
         if value is not None and value < 1:
             raise ConfigError(f"--{option.replace('_', '-')} is {value}; it must be at least 1")
+    if any(rows < 1 for rows in args.latency):
+        raise ConfigError("--latency must be at least 1 row")
+    if not isinstance(args.chat_template_kwargs, dict):
+        raise ConfigError("--chat-template-kwargs must be a JSON object")
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise ConfigError(f"--out {args.out} is a file; name a folder")
     if not Path(args.draft).is_dir():
         raise ConfigError(f"there is no draft folder {args.draft}")
-
-
-def _has_confidence(records: object) -> bool:
-    logits = getattr(records, "logits")  # noqa: B009
-    return bool(len(logits)) and bool((logits != 0).any())
 
 
 def _whole_blocks(results: Sequence[SetResult]) -> list[SetResult]:

@@ -29,7 +29,7 @@ from sgl_dspark.training.source import CacheSource, Source, response_source
 from sgl_dspark.training.vocabulary import Draft, SampledVocabulary
 
 Log = Callable[[str], None]
-Batches = Iterator[list[Conversation]]
+Shares = Iterator[list[tuple[int, Conversation]]]
 DRAFT_FOLDER = "draft"
 # Conversations that the scale of features is measured on.
 _SCALE_SAMPLE = 256
@@ -151,19 +151,22 @@ class _Run:
     def __init__(self, recipe: Recipe, device: torch.device, ranks: Ranks, log: Log) -> None:
         check_batch(recipe.optim.batch_size, ranks.world)
         self.recipe, self.ranks = recipe, ranks
-        source, held_out = _sources(recipe, device)
         config = TargetConfig.from_dir(recipe.target)
+        source, held_out = _sources(recipe, config, device)
         wanted = recipe.draft.feature_layers or source.feature_layers
         columns = feature_columns(source.feature_layers, wanted, config.hidden_size)
         self.trainer = _trainer(recipe, device, ranks, source, columns, config, wanted, log)
+        self._decides = _decides(recipe, source)
         self._resume(log)
         # A resumed run skips what it has consumed, so that it sees exactly what it would have seen.
-        size, optim = recipe.optim.batch_size, recipe.optim
-        order = source.batches(optim.seed, size, skip=self.trainer.step)
-        self.stream: Batches = ([select(c, columns) for c in batch] for batch in order)
-        rows = itertools.islice(held_out.all(), recipe.data.held_out_limit) if held_out else iter(())
-        held = [select(c, columns) for c in rows]
-        self.held_out = [held[i : i + size] for i in range(0, len(held), size)]
+        optim = recipe.optim
+        order = source.shares(optim.seed, optim.batch_size, ranks, skip=self.trainer.step)
+        self.stream: Shares = ([(i, select(c, columns)) for i, c in share] for share in order)
+        self.held_out: list[Conversation] = []
+        if held_out is not None:
+            own = feature_columns(held_out.feature_layers, wanted, config.hidden_size)
+            rows = itertools.islice(held_out.all(), recipe.data.held_out_limit)
+            self.held_out = [select(c, own) for c in rows]
 
     def go(self, log: Log) -> None:
         """Train to the last step and write the draft."""
@@ -196,37 +199,37 @@ class _Run:
     def _save(self) -> None:
         state = self.trainer.state()
         if self.ranks.first:
-            save_state(self.recipe.output.folder, {**state, "recipe": _decides(self.recipe)})
+            save_state(self.recipe.output.folder, {**state, "recipe": self._decides})
 
     def _resume(self, log: Log) -> None:
         state = read_state(self.recipe.output.folder)
         if state is None:
             return
-        now = _decides(self.recipe)
-        for section, wanted in now.items():
+        for section, wanted in self._decides.items():
             found = state["recipe"].get(section)
             if found != wanted:
                 names = sorted(k for k in {**wanted, **found} if wanted.get(k) != found.get(k)) if found else []
                 fields = ", ".join(f"{section}.{name}" for name in names) or section
                 raise ConfigError(
-                    f"{self.recipe.output.folder} holds a run of another recipe (it differs in {fields}); "
-                    "continue with that recipe, or choose another output.folder."
+                    f"{self.recipe.output.folder} holds another run (it differs in {fields}); "
+                    "continue with what it was started with, or choose another output.folder."
                 )
         self.trainer.load_state(state)
         log(f"resuming at step {self.trainer.step}")
 
 
-def _decides(recipe: Recipe) -> dict[str, dict[str, object]]:
-    """Return the sections that decide what a run computes."""
+def _decides(recipe: Recipe, source: Source) -> dict[str, dict[str, object]]:
+    """Return what decides what a run computes: sections of the recipe, and the data's content wherever it lies."""
     whole = recipe.model_dump(mode="json")
-    return {name: whole[name] for name in ("draft", "loss", "vocabulary", "optim")}
+    sections = {name: whole[name] for name in ("draft", "loss", "vocabulary", "optim")}
+    return {**sections, "data": {"content": source.fingerprint}}
 
 
 def _silent(line: str) -> None:
     """Say nothing: ranks but the first."""
 
 
-def _sources(recipe: Recipe, device: torch.device) -> tuple[Source, Source | None]:
+def _sources(recipe: Recipe, config: TargetConfig, device: torch.device) -> tuple[Source, Source | None]:
     data = recipe.data
     if data.mode == "cache":
         held = CacheSource(data.held_out, recipe.target) if data.held_out else None
@@ -234,13 +237,16 @@ def _sources(recipe: Recipe, device: torch.device) -> tuple[Source, Source | Non
     layers = recipe.draft.feature_layers
     if layers is None:
         raise ConfigError(f"draft.feature_layers is missing: mode {data.mode!r} computes the states of these layers.")
+    if any(layer < -1 or layer > config.num_hidden_layers - 2 for layer in layers):
+        raise ConfigError(f"draft.feature_layers must lie in [-1, {config.num_hidden_layers - 2}] for this target.")
+    longest = min(data.max_length, config.max_position_embeddings)
     dtype = torch.bfloat16 if recipe.optim.bf16 else torch.float32
     target = TargetModel.from_dir(recipe.target, dtype, device)
     encoder = ChatEncoder(recipe.target, target.config.eos_token_ids, data.template_options)
 
     def read(files: Sequence[Path]) -> Source:
         keep = data.mode == "memory"
-        return response_source(files, target, encoder, layers, data.max_length, keep=keep)
+        return response_source(files, target, encoder, layers, longest, keep=keep)
 
     return read(data.responses), read(data.held_out) if data.held_out else None
 

@@ -49,12 +49,14 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         kept = [r for r in read_metrics(self._path) if r["step"] <= step] if step else []
         self._spent = max((r["seconds"] for r in kept), default=0.0)
-        self._path.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
+        partial = self._path.with_name(self._path.name + ".partial")
+        partial.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
+        partial.replace(self._path)
         self._sink = self._path.open("a", encoding="utf-8", buffering=1)
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=step)
+            self._board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=step + 1 if step else None)
 
     @property
     def pace(self) -> str:

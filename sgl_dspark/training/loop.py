@@ -12,13 +12,17 @@ import torch
 from torch import Tensor
 
 from sgl_dspark.data.cache import Conversation
+from sgl_dspark.errors import DataError
 from sgl_dspark.training.checkpoint import load_training_state, training_state
 from sgl_dspark.training.losses import LossWeights
 from sgl_dspark.training.objective import Objective
 from sgl_dspark.training.packing import PackedBatch, pack, seed_of
 from sgl_dspark.training.ranks import Ranks, Strategy
-from sgl_dspark.training.report import StepReport, Tally, mean_report
+from sgl_dspark.training.report import StepReport, Tally
 from sgl_dspark.training.vocabulary import Draft, SampledVocabulary
+
+# Held-out conversations a forward, where the run sets no micro-batch.
+_EVALUATED = 8
 
 
 @dataclass(frozen=True)
@@ -116,10 +120,21 @@ class Trainer:
         """What features are divided by, fp32 [m*d]."""
         return self._objective.feature_scale
 
-    def train_step(self, conversations: Sequence[Conversation]) -> StepReport:
-        """Advance one step on one global batch, of which this rank computes its share."""
+    def train_step(self, share: Sequence[tuple[int, Conversation]]) -> StepReport:
+        """Advance one step.
+
+        Parameters
+        ----------
+        share : sequence of (int, Conversation)
+            This rank's part of the global batch, each conversation with its place in it.
+
+        Raises
+        ------
+        DataError
+            If a gradient is not finite; nothing of the step is applied.
+        """
         options = self.options
-        batches = self._micro_batches(conversations, self.step)
+        batches = self._micro_batches(share, self.step)
         whole = self.step >= options.full_vocabulary_from * options.steps
         vocabulary = self._whole if whole else self._sampled
         ids, correction = self._draw(vocabulary, batches, self.step)
@@ -128,6 +143,7 @@ class Trainer:
             group["lr"] = options.rate_at(self.step)
         self._optimizer.zero_grad(set_to_none=True)
         tally = Tally(self.drafter.config.gamma, self.device)
+        tally.count(sum(int(c.loss_mask.sum()) for _, c in share))
         for index, batch in enumerate(batches):
             coefficients = options.weights_at(self.step)
             last = index == len(batches) - 1
@@ -137,28 +153,35 @@ class Trainer:
                 (loss * self.ranks.world).backward()
             tally.add(batch, loss.detach(), slots, sums)
         if float(denominator) > 0:
-            torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), options.clip_norm)
+            # Sync: the norm is that of all ranks, so that they stop alike.
+            norm = torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), options.clip_norm)
+            if not math.isfinite(float(norm)):
+                raise DataError(
+                    f"the gradient of step {self.step} is not finite; the saved state is from before. Look for states "
+                    "that are not finite in the data, or lower optim.learning_rate."
+                )
             self._optimizer.step()
         self.step += 1
-        self.tokens += sum(int(c.loss_mask.sum()) for c in conversations)
-        return tally.report(self.ranks)
+        report = tally.report(self.ranks)
+        self.tokens += report.tokens
+        return report
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[Sequence[Conversation]]) -> StepReport:
-        """Measure on held-out batches over the whole vocabulary, with anchors that are always the same.
+    def evaluate(self, conversations: Sequence[Conversation]) -> StepReport:
+        """Measure on held-out conversations over the whole vocabulary, with anchors that are always the same.
 
-        Every rank measures all of it, since a sharded draft needs all ranks in every forward.
+        The result does not depend on batch sizes. Every rank measures all of it, since a sharded draft needs all ranks
+        in every forward.
         """
-        reports = []
-        for number, conversations in enumerate(batches):
-            seeds = [seed_of("held-out", number, index) for index in range(len(conversations))]
-            batch = self._pack(conversations, seeds)
-            ids, correction = self._whole.draw(self._labelled([batch]), torch.Generator())
-            tally = Tally(self.drafter.config.gamma, self.device)
-            weights = self.options.weights_at(self.step)
-            tally.add(batch, *self._wrapped(batch, self._whole, ids, correction, weights, batch.weights.sum()))
-            reports.append(tally.report(Ranks()))
-        return mean_report(reports)
+        tally, size = Tally(self.drafter.config.gamma, self.device), self.options.micro_batch_size or _EVALUATED
+        everything = torch.ones(self.drafter.config.vocab_size, dtype=torch.bool)
+        ids, correction = self._whole.draw(everything, torch.Generator())
+        for first in range(0, len(conversations), size):
+            part = conversations[first : first + size]
+            batch = self._pack(part, [seed_of("held-out", first + index) for index in range(len(part))])
+            one = torch.ones((), device=self.device)
+            tally.add(batch, *self._wrapped(batch, self._whole, ids, correction, self.options.weights, one))
+        return tally.report(Ranks(), divided=False)
 
     def state(self) -> dict[str, Any]:
         """Return everything that a later :meth:`load_state` needs to continue exactly; every rank must ask."""
@@ -171,8 +194,7 @@ class Trainer:
         self.step, self.tokens = state["step"], state["tokens"]
         self._objective.feature_scale = state["feature_scale"].to(self.device)
 
-    def _micro_batches(self, conversations: Sequence[Conversation], step: int) -> list[PackedBatch]:
-        mine = self.ranks.share(conversations)
+    def _micro_batches(self, mine: Sequence[tuple[int, Conversation]], step: int) -> list[PackedBatch]:
         size = self.options.micro_batch_size or max(1, len(mine))
         chunks = [mine[i : i + size] for i in range(0, len(mine), size)]
         return [

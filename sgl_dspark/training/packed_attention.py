@@ -85,6 +85,9 @@ def flex_attend(context_k: Tensor, context_v: Tensor, batch: PackedBatch) -> Att
     """Attend through one block-sparse mask over context and blocks of all conversations (flex attention)."""
     from torch.nn.attention.flex_attention import create_block_mask
 
+    device = context_k.device.type
+    # Compiled, the mask is built block by block instead of as one dense matrix.
+    build = torch.compile(create_block_mask, dynamic=True) if device == "cuda" else create_block_mask
     owner_of_row, owner_of_block = _owners(batch)
     contexts, gamma = len(batch.positions), batch.gamma
     positions, anchors = batch.positions, batch.anchors
@@ -97,13 +100,15 @@ def flex_attend(context_k: Tensor, context_v: Tensor, batch: PackedBatch) -> Att
         return torch.where(key < contexts, before, own == block)
 
     queries = len(anchors) * gamma
-    mask = create_block_mask(mask_mod, None, None, queries, contexts + queries, device=str(context_k.device))
+    mask = build(mask_mod, None, None, queries, contexts + queries, device=str(context_k.device))
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys = torch.cat((context_k[layer].to(q.dtype), k.to(q.dtype))).transpose(0, 1)[None]
-        values = torch.cat((context_v[layer].to(q.dtype), v.to(q.dtype))).transpose(0, 1)[None]
-        run = _flex(q.device.type)
-        out: Tensor = run(q.transpose(0, 1)[None], keys, values, block_mask=mask, enable_gqa=True)
+        # Under autocast norms give fp32, and flex attention takes its inputs as they are.
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else q.dtype
+        keys = torch.cat((context_k[layer].to(dtype), k.to(dtype))).transpose(0, 1)[None]
+        values = torch.cat((context_v[layer].to(dtype), v.to(dtype))).transpose(0, 1)[None]
+        queries_ = q.to(dtype).transpose(0, 1)[None]
+        out: Tensor = _flex(device)(queries_, keys, values, block_mask=mask, enable_gqa=True)
         return out[0].transpose(0, 1)
 
     return attend

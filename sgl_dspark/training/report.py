@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,10 +22,13 @@ class StepReport:
     loss, ce, tv, confidence, soft : float
         Total, and weighted means of the terms (TV in [0, 2]).
     accept_rate : tuple of float
-        Mean probability of acceptance at slot j given an accepted prefix, teacher-forced, temperature 1.
+        Mean probability of acceptance at slot j given an accepted prefix, teacher-forced, temperature 1; NaN where no
+        block reached the slot.
     expected_accept_len : float
         1 + sum over slots of the mean product of acceptance probabilities, over whole blocks; bonus included. NaN
         without a whole block.
+    tokens : int
+        Supervised tokens of the step's conversations.
     """
 
     loss: float
@@ -36,6 +38,7 @@ class StepReport:
     soft: float
     accept_rate: tuple[float, ...]
     expected_accept_len: float
+    tokens: int = 0
 
 
 class Tally:
@@ -51,6 +54,11 @@ class Tally:
         self._terms = torch.zeros(6, device=device)
         self._counts, self._accepts = (torch.zeros(gamma, device=device) for _ in range(2))
         self._blocks = torch.zeros(2, device=device)
+        self._tokens = 0
+
+    def count(self, tokens: int) -> None:
+        """Count supervised tokens."""
+        self._tokens += tokens
 
     def add(self, batch: PackedBatch, loss: Tensor, slots: SlotLosses, sums: LossSums) -> None:
         """Take one micro-batch."""
@@ -66,38 +74,23 @@ class Tally:
         whole = ~expected.isnan()
         self._blocks += torch.stack([expected[whole].sum(), whole.sum()])
 
-    def report(self, ranks: Ranks) -> StepReport:
-        """Return the step's figures over all ranks."""
-        packed = ranks.total(torch.cat((self._terms, self._counts, self._accepts, self._blocks))).tolist()
+    def report(self, ranks: Ranks, *, divided: bool = True) -> StepReport:
+        """Return the figures over all ranks; ``divided`` says whether the losses were divided by the step's weight."""
+        # fp64: token counts of large batches do not fit into fp32 exactly.
+        parts = (self._terms, self._counts, self._accepts, self._blocks, self._blocks.new_tensor([self._tokens]))
+        packed = ranks.total(torch.cat([part.double() for part in parts])).tolist()
         gamma = len(self._counts)
         loss, ce, tv, confidence, soft, weight = packed[:6]
         counts, accepts = packed[6 : 6 + gamma], packed[6 + gamma : 6 + 2 * gamma]
-        expected, whole = packed[6 + 2 * gamma :]
+        expected, whole, tokens = packed[6 + 2 * gamma :]
         weight = max(weight, 1e-6)
         return StepReport(
-            loss=loss,
+            loss=loss if divided else loss / weight,
             ce=ce / weight,
             tv=tv / weight,
             confidence=confidence / weight,
             soft=soft / weight,
-            accept_rate=tuple(a / max(1.0, n) for a, n in zip(accepts, counts, strict=True)),
+            accept_rate=tuple(a / n if n else math.nan for a, n in zip(accepts, counts, strict=True)),
             expected_accept_len=1 + expected / whole if whole else math.nan,
+            tokens=int(tokens),
         )
-
-
-def mean_report(reports: Sequence[StepReport]) -> StepReport:
-    """Average reports; what is NaN in one does not count."""
-
-    def mean(values: Iterable[float]) -> float:
-        finite = [v for v in values if not math.isnan(v)]
-        return sum(finite) / len(finite) if finite else math.nan
-
-    return StepReport(
-        loss=mean(r.loss for r in reports),
-        ce=mean(r.ce for r in reports),
-        tv=mean(r.tv for r in reports),
-        confidence=mean(r.confidence for r in reports),
-        soft=mean(r.soft for r in reports),
-        accept_rate=tuple(mean(values) for values in zip(*(r.accept_rate for r in reports), strict=True)),
-        expected_accept_len=mean(r.expected_accept_len for r in reports),
-    )

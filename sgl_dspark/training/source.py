@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,10 @@ from sgl_dspark.data.responses import read_exchanges
 from sgl_dspark.data.template import ChatEncoder, Encoded
 from sgl_dspark.errors import DataError
 from sgl_dspark.model.target import TargetModel
+from sgl_dspark.training.ranks import Ranks
+
+Share = list[tuple[int, Conversation]]
+"""Conversations of one rank, each with its place in the global batch."""
 
 # Shards that are shuffled together; all of them are in memory at a time.
 _POOL = 4
@@ -29,8 +34,15 @@ class Source(Protocol):
     def feature_layers(self) -> list[int]:
         """Layers whose outputs the conversations carry."""
 
-    def batches(self, seed: int, size: int, skip: int = 0) -> Iterator[list[Conversation]]:
-        """Yield batches for ever, but the first ``skip``; the order depends on the arguments and the data alone."""
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything that the conversations and their order come from."""
+
+    def shares(self, seed: int, size: int, ranks: Ranks, skip: int = 0) -> Iterator[Share]:
+        """Yield one rank's share of every global batch, for ever, but of the first ``skip``.
+
+        The batches depend on seed, size and the data alone. Only what the rank needs is read.
+        """
 
     def all(self) -> Iterator[Conversation]:
         """Yield every conversation once, in the data's order."""
@@ -71,21 +83,28 @@ class CacheSource:
         """Layers whose outputs the conversations carry."""
         return self._caches[0].feature_layers
 
-    def batches(self, seed: int, size: int, skip: int = 0) -> Iterator[list[Conversation]]:
-        """Yield batches for ever: shards shuffled every epoch, conversations shuffled within a few shards at a time.
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the target and of every shard, in order."""
+        parts = [(c.source["target_sha256"], e.file, e.sha256) for c, e in self._shards]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
-        What a pool leaves over opens the next one. Skipped batches are not read.
+    def shares(self, seed: int, size: int, ranks: Ranks, skip: int = 0) -> Iterator[Share]:
+        """See `Source.shares`: shards shuffled every epoch, conversations within a few shards at a time.
+
+        What a pool leaves over opens the next one.
         """
         held: dict[int, list[Conversation]] = {}
         for batch in itertools.islice(self._order(seed, size), skip, None):
-            needed = {shard for shard, _ in batch}
+            mine = ranks.share(batch)
+            needed = {shard for _, (shard, _) in mine}
             for shard in needed - held.keys():
                 # Shards of earlier pools are done with; one pool and what its batches share is in memory.
                 if len(held) > _POOL:
                     held = {key: held[key] for key in held if key in needed}
                 cache, entry = self._shards[shard]
                 held[shard] = cache.read(entry)
-            yield [held[shard][index] for shard, index in batch]
+            yield [(number, held[shard][index]) for number, (shard, index) in mine]
 
     def _order(self, seed: int, size: int) -> Iterator[list[tuple[int, int]]]:
         """Yield batches of (shard, index in the shard)."""
@@ -139,9 +158,18 @@ class ResponseSource:
         """Layers whose outputs the conversations carry."""
         return self._layers
 
-    def batches(self, seed: int, size: int, skip: int = 0) -> Iterator[list[Conversation]]:
-        """Yield batches for ever, the conversations shuffled anew every epoch."""
-        return map(self._states, itertools.islice(self._order(seed, size), skip, None))
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the sequences and of what their states come from."""
+        target = (self._target.config.raw, self._layers, float(self._target.embed.double().sum()))
+        return hashlib.sha256(repr((self._encoded, target)).encode()).hexdigest()
+
+    def shares(self, seed: int, size: int, ranks: Ranks, skip: int = 0) -> Iterator[Share]:
+        """See `Source.shares`: the conversations are shuffled anew every epoch."""
+        for batch in itertools.islice(self._order(seed, size), skip, None):
+            mine = ranks.share(batch)
+            states = self._states([index for _, index in mine])
+            yield list(zip((number for number, _ in mine), states, strict=True))
 
     def _order(self, seed: int, size: int) -> Iterator[list[int]]:
         left: list[int] = []

@@ -80,7 +80,10 @@ class SampledVocabulary:
         shape = (len(ids), self.head_weight.shape[1] + EXTRA)
         head = self.head_weight.new_zeros(shape)
         head[:, :-EXTRA] = self.head_weight[ids]
-        head[:, -EXTRA] = correction.to(head.dtype)
+        # In two parts: rounded once to bf16, log(rest / sample) would be off by half a percent of the rest's mass.
+        rounded = correction.to(head.dtype)
+        head[:, -EXTRA] = rounded
+        head[:, 1 - EXTRA] = (correction - rounded.float()).to(head.dtype)
         markov = confidence = None
         if isinstance(drafter, Drafter):
             confidence = drafter.confidence_head
@@ -102,5 +105,5 @@ class SampledVocabulary:
 
 
 def widen(rows: Tensor) -> Tensor:
-    """Append the constant feature: [n, d] to [n, d + EXTRA], whose head column is the correction."""
-    return torch.cat((rows, F.pad(rows.new_ones((rows.shape[0], 1)), (0, EXTRA - 1))), dim=-1)
+    """Append the constant features: [n, d] to [n, d + EXTRA]; the head's columns there add up to the correction."""
+    return torch.cat((rows, F.pad(rows.new_ones((rows.shape[0], 2)), (0, EXTRA - 2))), dim=-1)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from sgl_dspark.training.checkpoint import read_state, save_state
 from sgl_dspark.training.loop import Trainer, TrainingOptions
 from sgl_dspark.training.ranks import Ranks
 from sgl_dspark.training.vocabulary import SampledVocabulary
@@ -20,17 +22,28 @@ def train(kind: str, strategy: str, folder: Path) -> None:
     """Run STEPS steps, with a new trainer that takes up the state in the middle; rank 0 writes ``result.json``."""
     ranks = Ranks.join(torch.device("cpu"))
     conversations = make_conversations(STEPS * BATCH)
+    # In one step the second rank's share has no anchor at all.
+    for place in range(4 * BATCH + 1, 5 * BATCH, 2):
+        mute = conversations[place]
+        conversations[place] = replace(mute, loss_mask=torch.zeros_like(mute.loss_mask))
     losses = []
     trainer = _trainer(kind, strategy, ranks)
     for step in range(STEPS):
         if step == STOP:
+            # Through the disk, as a run does, and with an evaluation before training goes on.
             state = trainer.state()
+            if ranks.first:
+                save_state(folder, state)
+            ranks.total(torch.zeros(1))
             trainer = _trainer(kind, strategy, ranks, seed=9)
-            trainer.load_state(state)
-        report = trainer.train_step(conversations[step * BATCH : (step + 1) * BATCH])
+            found = read_state(folder)
+            assert found is not None
+            trainer.load_state(found)
+            trainer.evaluate(conversations[:BATCH])
+        report = trainer.train_step(ranks.share(conversations[step * BATCH : (step + 1) * BATCH]))
         losses.append(report.loss)
+    evaluated = trainer.evaluate(conversations[:BATCH])
     weights = trainer.state()["drafter"]
-    evaluated = trainer.evaluate([conversations[:BATCH]])
     if ranks.first:
         norms = {name: float(tensor.double().norm()) for name, tensor in weights.items()}
         found = {"losses": losses, "norms": norms, "held_out": evaluated.loss}

@@ -85,6 +85,9 @@ def test_results_do_not_depend_on_how_many_rows_run_together(prompts: list[Path]
         (("--rows", "0"), "--rows is 0"),
         (("--max-new-tokens", "0"), "--max-new-tokens is 0"),
         (("--shortlist", "0"), "--shortlist is 0"),
+        (("--latency", "0"), "--latency must be"),
+        (("--max-positions", "-5"), "--max-positions is -5"),
+        (("--chat-template-kwargs", "[1]"), "--chat-template-kwargs must be"),
         (("--temperatures", "-1"), "--temperatures must not be negative"),
     ],
 )
@@ -98,5 +101,7 @@ def test_wrong_paths_are_named(prompts: list[Path], tmp_path: Path) -> None:
         evaluate(options(prompts, draft=tmp_path / "none"), quiet)
     with pytest.raises(DataError, match="cannot read prompts"):
         evaluate(options([tmp_path / "none.jsonl"]), quiet)
+    with pytest.raises(DataError, match="more room"):
+        evaluate(options(prompts, "--max-positions", "3"), quiet)
     with pytest.raises(DataError, match="one name"):
         evaluate(options([prompts[0], prompts[0]]), quiet)

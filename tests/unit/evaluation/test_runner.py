@@ -10,11 +10,12 @@ import torch
 
 from sgl_dspark.config import DrafterConfig
 from sgl_dspark.data.decode import BatchGenerator, Prompt
-from sgl_dspark.evaluation.runner import Decoding, Sample, SpeculativeRunner
+from sgl_dspark.evaluation.runner import Decoding, Sample, SpeculativeRunner, _verify_lens
 from sgl_dspark.evaluation.sides import BlockSide, ChainSide, DraftSide
 from sgl_dspark.model.drafter import Drafter
 from sgl_dspark.model.eagle3 import Eagle3Drafter
 from sgl_dspark.model.target import TargetModel
+from sgl_dspark.sampling.block import DraftBlock
 from tests.support.tiny_target import HIDDEN, VOCAB, write_tiny_target
 
 PROMPTS = [(1, 9, 4, 20 + i, *range(30, 30 + i % 4)) for i in range(12)]
@@ -109,9 +110,16 @@ def test_a_threshold_verifies_less_and_stays_lossless(target: TargetModel) -> No
     cut = answers(target, "block", 2, Decoding(temperature=0.0, max_new_tokens=20, seed=0, threshold=0.5))
     assert [s.tokens for s in whole] == [s.tokens for s in cut]
     assert all(r.proposed == 4 or r.num_correct_drafts == r.proposed for s in whole for r in s.rounds)
-    lengths = {r.proposed for s in cut for r in s.rounds}
-    assert 0 in lengths
-    assert max(lengths) < 4 or len(lengths) > 1
+    assert sum(r.proposed for s in cut for r in s.rounds) < sum(r.proposed for s in whole for r in s.rounds)
+
+
+def test_a_block_is_cut_at_the_first_slot_below_the_threshold() -> None:
+    logits = torch.tensor([[2.0, -2.0, 2.0], [2.0, 2.0, 2.0], [-2.0, 2.0, 2.0]])
+    block = DraftBlock(torch.zeros(3, 3, dtype=torch.long), logits)
+    assert _verify_lens(block, 0.5).tolist() == [2, 4, 1]
+    assert _verify_lens(block, 0.0).tolist() == [4, 4, 4]
+    # The threshold itself is enough.
+    assert _verify_lens(DraftBlock(block.tokens, torch.zeros(3, 3)), 0.5).tolist() == [4, 4, 4]
 
 
 def test_a_shortlist_stays_lossless(target: TargetModel) -> None:

@@ -50,6 +50,25 @@ def test_rows_of_different_lengths_do_not_disturb_each_other(tmp_path: Path) -> 
         torch.testing.assert_close(together[row, 0], hidden[0, -1], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_type"),
+        ({"model_type": "mixtral"}, "model_type"),
+    ],
+)
+def test_what_the_decoder_does_not_compute_is_refused(tmp_path: Path, change: dict[str, object], name: str) -> None:
+    write_tiny_target(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(TargetError, match=name):
+        TargetConfig.from_dir(tmp_path)
+
+
 def test_config_takes_the_end_of_turn_ids_of_the_generation_config(tmp_path: Path) -> None:
     write_tiny_target(tmp_path)
     assert TargetConfig.from_dir(tmp_path).eos_token_ids == (EOS,)

@@ -21,6 +21,7 @@ from sgl_dspark.model.target import TargetModel
 from sgl_dspark.training import loop
 from sgl_dspark.training.fit import fit
 from sgl_dspark.training.journal import read_metrics
+from sgl_dspark.training.ranks import Ranks
 from sgl_dspark.training.recipe import Recipe
 from sgl_dspark.training.source import CacheSource, ResponseSource
 from tests.support.tiny_target import write_tiny_target
@@ -69,10 +70,10 @@ def test_an_interrupted_run_ends_with_the_same_draft(
     whole_folder = fit(recipe(made, tmp_path / "whole", **changes), quiet)
     step = loop.Trainer.train_step
 
-    def interrupted(trainer: loop.Trainer, conversations: Any) -> Any:
+    def interrupted(trainer: loop.Trainer, share: Any) -> Any:
         if trainer.step == 5:
             raise KeyboardInterrupt
-        return step(trainer, conversations)
+        return step(trainer, share)
 
     monkeypatch.setattr(loop.Trainer, "train_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -114,6 +115,37 @@ def test_a_run_of_another_recipe_is_not_continued(made: tuple[Path, Path], tmp_p
         fit(recipe(made, tmp_path, optim={"learning_rate": 0.5}), quiet)
 
 
+def test_a_run_on_other_data_is_not_continued(made: tuple[Path, Path], tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for file in made[1].iterdir():
+        (cache / file.name).write_bytes(file.read_bytes())
+    fit(recipe((made[0], cache), tmp_path / "out"), quiet)
+    # The same data elsewhere is the same data; one shard more is not.
+    fit(recipe(made, tmp_path / "out"), quiet)
+    writer = CacheWriter(cache, TargetCache.open(cache).source)
+    writer.write("shard-00099.safetensors", list(CacheSource([made[1]], made[0]).all())[:2])
+    with pytest.raises(ConfigError, match=r"data\.content"):
+        fit(recipe((made[0], cache), tmp_path / "out"), quiet)
+
+
+def test_ranks_share_the_batches_of_one(made: tuple[Path, Path]) -> None:
+    source = CacheSource([made[1]], made[0])
+    whole = [next(source.shares(0, 4, Ranks(), skip)) for skip in range(5)]
+    parts = [[next(source.shares(0, 4, Ranks(rank, 2), skip)) for skip in range(5)] for rank in (0, 1)]
+    for step, batch in enumerate(whole):
+        found = sorted([*parts[0][step], *parts[1][step]], key=lambda pair: pair[0])
+        assert [i for i, _ in found] == [i for i, _ in batch] == [0, 1, 2, 3]
+        assert all(torch.equal(a.ids, b.ids) for (_, a), (_, b) in zip(found, batch, strict=True))
+
+
+def test_held_out_data_of_other_layers_is_refused_at_the_start(made: tuple[Path, Path], tmp_path: Path) -> None:
+    source = {**TargetCache.open(made[1]).source, "feature_layers": [0, 1, 3]}
+    CacheWriter(tmp_path / "held", source).write("shard-00000.safetensors", list(CacheSource([made[1]], made[0]).all()))
+    with pytest.raises(DataError, match=r"not \[2\]"):
+        fit(recipe(made, tmp_path / "out", data={"held_out": [tmp_path / "held"]}), quiet)
+
+
 def test_a_layer_that_is_not_cached_is_refused(made: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="make the data again"):
         fit(recipe(made, tmp_path, draft={"feature_layers": [-1, 0]}), quiet)
@@ -143,8 +175,8 @@ def test_batches_are_a_function_of_the_seed_and_cover_the_data(made: tuple[Path,
     everything = sorted(tuple(c.ids.tolist()) for c in source.all())
 
     def first(seed: int, count: int, skip: int = 0) -> list[list[tuple[int, ...]]]:
-        stream = source.batches(seed, 4, skip)
-        return [[tuple(c.ids.tolist()) for c in next(stream)] for _ in range(count)]
+        stream = source.shares(seed, 4, Ranks(), skip)
+        return [[tuple(c.ids.tolist()) for _, c in next(stream)] for _ in range(count)]
 
     whole = len(everything) // 4
     assert first(0, 3 * whole) == first(0, 3 * whole)
@@ -176,10 +208,10 @@ def test_states_from_memory_and_online_are_those_of_the_cache(
             torch.testing.assert_close(one.hidden, other.hidden, atol=1e-4, rtol=1e-4)
     counts = source.label_counts(64)
     assert torch.equal(counts, CacheSource([made[1]], made[0]).label_counts(64))
-    stream = source.batches(0, 4)
+    stream = source.shares(0, 4, Ranks())
     skipped = [next(stream) for _ in range(3)][2]
-    resumed = next(source.batches(0, 4, skip=2))
-    assert [c.ids.tolist() for c in resumed] == [c.ids.tolist() for c in skipped]
+    resumed = next(source.shares(0, 4, Ranks(), skip=2))
+    assert [c.ids.tolist() for _, c in resumed] == [c.ids.tolist() for _, c in skipped]
 
 
 def test_metrics_are_json_lines(made: tuple[Path, Path], tmp_path: Path) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from sgl_dspark.data.cache import Conversation
+from sgl_dspark.errors import DataError
 from sgl_dspark.training.loop import Trainer, TrainingOptions, fold_feature_scale, measure_feature_scale
 from sgl_dspark.training.losses import LossWeights
-from sgl_dspark.training.vocabulary import SampledVocabulary
+from sgl_dspark.training.vocabulary import SampledVocabulary, widen
 from tests.support.conversations import FEATURES, HIDDEN, VOCAB, make_conversations, make_draft
 
 KINDS = ("dspark", "dflash", "eagle3")
@@ -36,17 +39,17 @@ def groups(conversations: Sequence[Conversation], size: int = 4) -> list[list[Co
 def test_resuming_gives_the_same_losses_as_never_stopping(vocabulary: bool, kind: str) -> None:
     data = groups(make_conversations(32))
     whole = make_trainer(vocabulary, kind)
-    losses = [whole.train_step(group).loss for group in data]
+    losses = [whole.train_step(list(enumerate(group))).loss for group in data]
     first = make_trainer(vocabulary, kind)
     for group in data[:5]:
-        first.train_step(group)
+        first.train_step(list(enumerate(group)))
     state = copy.deepcopy(first.state())
     second = make_trainer(vocabulary, kind)
     second.drafter.reset_parameters()
     second.drafter.embed_tokens.weight.data.copy_(first.drafter.embed_tokens.weight)
     second.drafter.lm_head.weight.data.copy_(first.drafter.lm_head.weight)
     second.load_state(state)
-    assert [second.train_step(group).loss for group in data[5:]] == losses[5:]
+    assert [second.train_step(list(enumerate(group))).loss for group in data[5:]] == losses[5:]
     for name, parameter in whole.drafter.named_parameters():
         assert torch.equal(parameter, second.drafter.get_parameter(name)), name
 
@@ -55,8 +58,8 @@ def test_evaluation_leaves_the_run_unchanged() -> None:
     data = groups(make_conversations(16))
     plain, watched = make_trainer(vocabulary=True), make_trainer(vocabulary=True)
     for group in data:
-        watched.evaluate(data[:2])
-        assert plain.train_step(group).loss == watched.train_step(group).loss
+        watched.evaluate([c for group in data[:2] for c in group])
+        assert plain.train_step(list(enumerate(group))).loss == watched.train_step(list(enumerate(group))).loss
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,7 +73,7 @@ def test_a_learnable_law_is_learnt_and_the_head_stays_frozen(kind: str) -> None:
         for c in make_conversations(32)
     ]
     frozen = head.clone()
-    reports = [trainer.train_step(group) for _ in range(12) for group in groups(data)]
+    reports = [trainer.train_step(list(enumerate(group))) for _ in range(12) for group in groups(data)]
     assert reports[-1].expected_accept_len > reports[0].expected_accept_len + 0.5
     assert reports[-1].loss < 0.7 * reports[0].loss
     assert torch.equal(trainer.drafter.lm_head.weight, frozen)
@@ -81,7 +84,9 @@ def test_a_core_that_is_the_vocabulary_changes_nothing() -> None:
     plain, sampled = make_trainer(), make_trainer()
     sampled._sampled = SampledVocabulary(sampled.drafter.lm_head.weight.detach(), torch.arange(VOCAB), 10)
     for group in data:
-        assert sampled.train_step(group).loss == pytest.approx(plain.train_step(group).loss, rel=1e-5)
+        assert sampled.train_step(list(enumerate(group))).loss == pytest.approx(
+            plain.train_step(list(enumerate(group))).loss, rel=1e-5
+        )
 
 
 def test_corrections_make_the_sampled_denominator_unbiased() -> None:
@@ -133,7 +138,7 @@ def test_micro_batches_add_up_to_the_whole_batch(kind: str, vocabulary: bool) ->
     data = groups(make_conversations(24), 8)
     whole, parts = make_trainer(vocabulary, kind), make_trainer(vocabulary, kind, micro_batch_size=3)
     for group in data:
-        one, many = whole.train_step(group), parts.train_step(group)
+        one, many = whole.train_step(list(enumerate(group))), parts.train_step(list(enumerate(group)))
         assert many.loss == pytest.approx(one.loss, rel=1e-5)
         assert many.expected_accept_len == pytest.approx(one.expected_accept_len, rel=1e-5)
     for name, parameter in whole.drafter.named_parameters():
@@ -144,5 +149,34 @@ def test_what_holds_no_anchor_changes_nothing() -> None:
     trainer = make_trainer()
     mute = [Conversation(c.ids, torch.zeros_like(c.loss_mask), c.features, c.hidden) for c in make_conversations(4)]
     before = {name: p.detach().clone() for name, p in trainer.drafter.named_parameters()}
-    assert trainer.train_step(mute).loss == 0.0
+    assert trainer.train_step(list(enumerate(mute))).loss == 0.0
     assert all(torch.equal(p, before[name]) for name, p in trainer.drafter.named_parameters())
+
+
+def test_a_step_that_is_not_finite_stops_the_run_and_changes_nothing() -> None:
+    trainer = make_trainer()
+    good, (bad, *_) = make_conversations(4), make_conversations(1, seed=3)
+    trainer.train_step(list(enumerate(good)))
+    before = {name: p.detach().clone() for name, p in trainer.drafter.named_parameters()}
+    hidden = bad.hidden.clone()
+    hidden[:] = float("inf")
+    with pytest.raises(DataError, match="step 1 is not finite"):
+        trainer.train_step([(0, replace(bad, hidden=hidden))])
+    assert all(torch.equal(p, before[name]) for name, p in trainer.drafter.named_parameters())
+
+
+def test_held_out_figures_do_not_depend_on_batch_sizes() -> None:
+    data = make_conversations(9)
+    one, other = (make_trainer(micro_batch_size=size).evaluate(data) for size in (9, 4))
+    assert other.loss == pytest.approx(one.loss, rel=1e-5)
+    assert other.expected_accept_len == pytest.approx(one.expected_accept_len, rel=1e-5)
+
+
+def test_the_correction_survives_bf16() -> None:
+    torch.manual_seed(5)
+    sampled = SampledVocabulary(torch.randn(VOCAB, HIDDEN).bfloat16(), torch.arange(20), 7)
+    ids, correction = sampled.draw(torch.zeros(VOCAB, dtype=torch.bool), torch.Generator())
+    view = sampled.restrict(make_draft(), ids, correction)
+    logits = F.linear(widen(torch.zeros(1, HIDDEN).bfloat16()).float(), view.lm_head.weight.float())[0]
+    # 8 bits of each of two parts.
+    torch.testing.assert_close(logits, correction, atol=1e-5, rtol=1e-4)

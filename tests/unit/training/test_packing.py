@@ -71,6 +71,23 @@ def test_flex_attention_agrees_with_attention_by_index() -> None:
     torch.testing.assert_close(flex, by_index, atol=1e-4, rtol=1e-4)
 
 
+def test_flex_attention_computes_in_the_dtype_of_autocast() -> None:
+    drafter = tiny_drafter(head_dim=16)
+    batch = packed(drafter, conversations(drafter))
+    seen: list[torch.dtype] = []
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        k, v = drafter.context_kv(drafter.project_context(batch.features), batch.positions)
+        attend = flex_attend(k, v, batch)
+
+        def watched(layer: int, q: Tensor, own_k: Tensor, own_v: Tensor) -> Tensor:
+            out = attend(layer, q, own_k, own_v)
+            seen.append(out.dtype)
+            return out
+
+        drafter.block_hidden(batch.anchor_tokens, batch.anchors, watched)
+    assert set(seen) == {torch.bfloat16}
+
+
 def test_gradients_equal_those_of_the_dense_mask() -> None:
     drafter = tiny_drafter()
     data = conversations(drafter)
