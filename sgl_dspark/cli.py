@@ -81,6 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        # A folder that cannot be made, a full disk, a file where a folder should be: all named by the system.
+        return _fail(str(error))
     return status
 
 

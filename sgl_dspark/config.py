@@ -235,8 +235,8 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    if raw.get("architectures") != [ARCHITECTURE]:
-        raise ConfigError(f'architectures is {raw.get("architectures")!r}; only ["{ARCHITECTURE}"] is supported.')
+    if (found := raw.get("architectures")) != [ARCHITECTURE]:
+        raise ConfigError(f'architectures is {found!r}, not ["{ARCHITECTURE}"]; `dspark convert` reads other layouts.')
     for name, allowed in _SUPPORTED.items():
         if not any(raw.get(name) is value or raw.get(name) == value for value in allowed):
             raise ConfigError(f"{name} is {raw.get(name)!r}; only {allowed[-1]!r} is supported.")

@@ -57,7 +57,7 @@ class Preset:
 
 PRESETS = {
     "fixture": Preset("fixture.yaml", (1, 3, 5, 8, 10), (0.0, 1.0), 1500, 96, 1000, 64, 64, False),
-    "smollm2": Preset("smollm2-135m.yaml", (2, 9, 16, 23, 28), (0.7, 1.0, 0.0, 1.0), 24_000, 96, 12_000, 112, 60, True),
+    "smollm2": Preset("smollm2-135m.yaml", (9, 16, 23, 28), (0.7, 1.0, 0.0, 1.0), 24_000, 96, 12_000, 112, 60, True),
 }
 
 

@@ -212,7 +212,7 @@ def _stem(about: About) -> str:
 
 
 def _head(about: About) -> list[str]:
-    target = {"smollm2": "SmolLM2-135M-Instruct", "fixture": "the test fixture's target (2.8 million parameters)"}
+    target = {"smollm2": "SmolLM2-135M-Instruct", "fixture": "the test fixture's target (2.6 million parameters)"}
     return [
         f"# {about.title}",
         "",

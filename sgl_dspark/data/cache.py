@@ -107,7 +107,7 @@ class TargetCache:
         except FileNotFoundError as error:
             raise DataError(f"{folder} holds no target cache; make one with `dspark data cache`.") from error
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} cannot be read ({error}); make the cache again.") from error
+            raise DataError(f"{path} is damaged ({error}); remove {folder} and make the cache again.") from error
         if raw.get("version") != FORMAT_VERSION:
             raise DataError(
                 f"{path} is of version {raw.get('version')}, this release reads {FORMAT_VERSION}; make the cache again."
@@ -115,7 +115,7 @@ class TargetCache:
         try:
             return cls(folder, dict(raw["source"]), tuple(ShardEntry(**entry) for entry in raw["shards"]))
         except (KeyError, TypeError) as error:
-            raise DataError(f"{path} is incomplete ({error}); make the cache again.") from error
+            raise DataError(f"{path} is incomplete ({error}); remove {folder} and make the cache again.") from error
 
     @property
     def feature_layers(self) -> list[int]:
@@ -200,7 +200,8 @@ class CacheWriter:
         self.entries: dict[str, ShardEntry] = {}
         if (folder / MANIFEST).is_file():
             found = TargetCache.open(folder)
-            if found.source != self.source:
+            # A manifest without shards, which an attempt that failed may leave, binds nobody.
+            if found.source != self.source and found.shards:
                 names = sorted(
                     name
                     for name in found.source.keys() | self.source.keys()
@@ -211,8 +212,6 @@ class CacheWriter:
                     "choose an empty folder."
                 )
             self.entries = {entry.file: entry for entry in found.shards}
-        else:
-            self._write_manifest()
 
     def holds(self, file: str, key: str) -> bool:
         """Whether a shard of this name was made from ``key`` and is undamaged."""
@@ -250,7 +249,12 @@ class CacheWriter:
         for file in [name for name in self.entries if name not in files]:
             (self.folder / file).unlink(missing_ok=True)
             del self.entries[file]
-        self._write_manifest()
+        # What no manifest names was left by one that is gone.
+        for path in self.folder.glob("shard-*.safetensors"):
+            if path.name not in self.entries:
+                path.unlink()
+        if self.entries:
+            self._write_manifest()
 
     def _write_manifest(self) -> None:
         shards = [asdict(self.entries[file]) for file in sorted(self.entries)]

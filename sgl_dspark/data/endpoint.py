@@ -62,7 +62,13 @@ class Asking:
     def base(self) -> str:
         """The URL that ends in ``/v1``."""
         trimmed = self.url.rstrip("/")
+        if not trimmed.startswith(("http://", "https://")):
+            raise DataError(f"the endpoint {self.url!r} must start with http:// or https://")
         return trimmed if trimmed.endswith("/v1") else f"{trimmed}/v1"
+
+    def would_ask(self, sampling: dict[str, Any]) -> bool:
+        """Whether a request of this run may have these sampling fields."""
+        return any(self.sampling_of(index) == sampling for index in range(max(1, len(self.temperatures))))
 
     def sampling_of(self, index: int) -> dict[str, Any]:
         """Return the sampling fields of the prompt at ``index``."""
@@ -150,7 +156,8 @@ async def _first_model(session: ClientSession, asking: Asking) -> str:
             listed = (await answer.json())["data"]
             return str(listed[0]["id"])
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise DataError(f"{url} lists no model ({error or type(error).__name__}); is the server up?") from error
+        cause = str(error) or type(error).__name__
+        raise DataError(f"cannot ask {url}: {cause}; is this the base URL of an API, and is the server up?") from error
 
 
 async def _converse(session: ClientSession, asking: Asking, model: str, index: int, prompt: PromptRecord) -> Exchange:

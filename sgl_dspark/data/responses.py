@@ -61,6 +61,15 @@ class ResponseFile:
     path : Path
         Made when missing.
 
+    Attributes
+    ----------
+    done : set of str
+        Prompts that are answered.
+    samplings : list of dict
+        Distinct sampling parameters of their requests.
+    tokens : int
+        Of their answers.
+
     Raises
     ------
     DataError
@@ -71,21 +80,29 @@ class ResponseFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.done: set[str] = set()
+        self.samplings: list[dict[str, Any]] = []
         self.tokens = 0
         if path.is_file():
             _drop_torn_line(path)
             for exchange in read_exchanges(path):
-                self.done.add(exchange.id)
-                self.tokens += exchange.completion_tokens
-        self._sink: IO[bytes] = path.open("ab", buffering=0)
+                self._note(exchange)
+        self._sink: IO[bytes] | None = None
 
     def add(self, exchange: Exchange) -> None:
         """Append one exchange; one of a prompt that is there already is dropped."""
         if exchange.id in self.done:
             return
+        if self._sink is None:
+            # A run that gets no answer leaves no file behind.
+            self._sink = self.path.open("ab", buffering=0)
         self._sink.write((json.dumps(asdict(exchange), ensure_ascii=False) + "\n").encode())
+        self._note(exchange)
+
+    def _note(self, exchange: Exchange) -> None:
         self.done.add(exchange.id)
         self.tokens += exchange.completion_tokens
+        if exchange.sampling not in self.samplings:
+            self.samplings.append(exchange.sampling)
 
     def __enter__(self) -> ResponseFile:
         return self
@@ -93,7 +110,8 @@ class ResponseFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._sink.close()
+        if self._sink is not None:
+            self._sink.close()
 
 
 def read_exchanges(path: Path) -> list[Exchange]:
@@ -115,7 +133,11 @@ def _parse(line: str, where: str) -> Exchange:
     try:
         raw = json.loads(line)
         return Exchange(**raw)
-    except (ValueError, TypeError, KeyError, AttributeError, DataError) as error:
+    except TypeError as error:
+        raise DataError(
+            f"{where} has not the fields of a response; prompts are answered first, by `dspark data generate`."
+        ) from error
+    except (ValueError, KeyError, AttributeError, DataError) as error:
         raise DataError(f"{where} is not a response as `dspark data generate` writes it: {error}") from error
 
 

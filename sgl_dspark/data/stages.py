@@ -59,11 +59,14 @@ def generate(args: Namespace, log: Log) -> int:
     )
     records = read_prompts(args.prompts, args.limit)
     with ResponseFile(args.out) as sink:
+        for found in sink.samplings:
+            if not asking.would_ask(found):
+                raise ConfigError(f"{args.out} holds answers to other options ({found}); choose another --out")
         outcome = endpoint.generate(records, asking, sink, log)
         log(f"{args.out}: {len(sink.done)} conversations, {sink.tokens} tokens of the target")
     if outcome.failed:
         reasons = Counter(outcome.failed.values()).most_common(3)
-        log(f"{len(outcome.failed)} prompts were not answered; run the command again to retry them. Reasons:")
+        log(f"{len(outcome.failed)} prompts were not answered; mend the cause and run the command again. Reasons:")
         for reason, count in reasons:
             log(f"  {count} times: {reason}")
         return 1
@@ -78,7 +81,9 @@ def cache(args: Namespace, log: Log) -> int:
     encoded = [sequence for exchange in exchanges for sequence in encoder.encode(exchange)]
     kept = build.trainable(encoded, min(args.max_length, config.max_position_embeddings))
     if not kept:
-        raise DataError(f"{args.responses} holds no answer of two tokens or more.")
+        raise DataError(
+            f"{args.responses} holds no answer of two tokens or more within --max-length {args.max_length}."
+        )
     log(f"{len(exchanges)} conversations, {len(kept)} sequences, {sum(len(s.ids) for s in kept)} tokens")
     writer = CacheWriter(args.out, _source(args, config, {"responses": args.responses.name}))
     build.build_cache(_target(args), kept, args.feature_layers, writer, log, args.shard_tokens)
@@ -96,11 +101,18 @@ def direct(args: Namespace, log: Log) -> int:
         "max_positions": args.max_positions,
         "seed": args.seed,
     }
-    writer = directly.DirectWriter(CacheWriter(args.out, _source(args, config, sampling)), args.shard_tokens)
+    source = _source(args, config, sampling)
     encoder = ChatEncoder(args.target, config.eos_token_ids, args.chat_template_kwargs)
     encoded = directly.encode_prompts(encoder, read_prompts(args.prompts, args.limit), args.temperatures)
+    fitting = [prompt for prompt in encoded if len(prompt.ids) < args.max_positions]
+    if len(fitting) < len(encoded):
+        log(f"{len(encoded) - len(fitting)} prompts are left out: they fill --max-positions {args.max_positions}")
+    if not fitting:
+        raise DataError("no prompt leaves room for an answer; give --max-positions more.")
+    target = _target(args)
+    writer = directly.DirectWriter(CacheWriter(args.out, source), args.shard_tokens)
     generator = BatchGenerator(
-        _target(args),
+        target,
         args.feature_layers,
         rows=args.rows,
         max_positions=args.max_positions,
@@ -108,7 +120,7 @@ def direct(args: Namespace, log: Log) -> int:
         # A continued run draws other numbers than the ones that are spent.
         seed=args.seed + len(writer.done),
     )
-    directly.generate_directly(generator, encoded, writer, log)
+    directly.generate_directly(generator, fitting, writer, log)
     log(f"{args.out}: {TargetCache.open(args.out).supervised_tokens} supervised tokens")
     return 0
 
@@ -133,7 +145,11 @@ def check(args: Namespace, log: Log) -> int:
 
 
 def device_of(name: str) -> torch.device:
-    """Resolve ``auto`` to CUDA where there is one."""
+    """Resolve ``auto`` to CUDA where there is one; raises `ConfigError` for a device that is not there."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"the device is {name!r}; it must be auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("the device is 'cuda', but torch finds no CUDA device here; use cpu or auto")
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
@@ -147,6 +163,8 @@ def _source(args: Namespace, config: TargetConfig, origin: dict[str, Any]) -> di
         raise ConfigError(
             f"--feature-layers must lie in [-1, {last}] for a target of {config.num_hidden_layers} layers"
         )
+    if any(b <= a for a, b in itertools.pairwise(args.feature_layers)):
+        raise ConfigError(f"--feature-layers is {args.feature_layers}; it must be strictly increasing")
     return {
         "target": Path(args.target).name,
         "target_sha256": weights_sha256(args.target),

@@ -57,6 +57,9 @@ class ChatEncoder:
             self._tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError) as error:
             raise DataError(f"cannot load the tokenizer of {folder}: {error}") from error
+        # transformers makes an empty tokenizer where the folder has none.
+        if len(self._tokenizer) < 2 or not self._tokenizer("a", add_special_tokens=False).input_ids:
+            raise DataError(f"{folder} holds no tokenizer (tokenizer.json); fetch the target again.")
         if not self._tokenizer.chat_template:
             raise DataError(f"the tokenizer in {folder} has no chat template; training needs a chat model.")
         self._options = dict(template_options or {})

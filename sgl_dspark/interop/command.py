@@ -40,6 +40,8 @@ def run(args: Namespace) -> int:
 
     if args.with_embeddings and args.target is None:
         raise ConfigError("--with-embeddings needs --target, which has them")
+    if args.with_embeddings and args.to == "speculators":
+        raise ConfigError("the speculators layout leaves the target's embedding and head out; drop --with-embeddings")
     convert(args, _log)
     return 0
 

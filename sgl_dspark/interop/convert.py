@@ -9,16 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from sgl_dspark.config import DrafterConfig
+from sgl_dspark.config import ARCHITECTURE, DrafterConfig
 from sgl_dspark.data.cache import TargetCache
 from sgl_dspark.errors import ConfigError, DataError, TargetMismatchError
 from sgl_dspark.interop.modelopt import is_modelopt, read_modelopt
 from sgl_dspark.interop.portable import PortableDraft, read_json, read_tensors
 from sgl_dspark.interop.speculators import is_speculators, read_speculators, write_speculators
-from sgl_dspark.model.checkpoint import CONFIG_FILE, SHARED_TENSORS, VOCABULARY_TENSOR, WEIGHTS_FILE
+from sgl_dspark.model.checkpoint import CONFIG_FILE, SHARED_TENSORS, VOCABULARY_TENSOR, WEIGHTS_FILE, save_weights
 from sgl_dspark.model.target import load_embeddings
 from sgl_dspark.model.target_config import TargetConfig
 
@@ -35,12 +34,16 @@ def convert(args: Namespace, log: Log) -> None:
     """
     if args.out.resolve() == args.source.resolve():
         raise ConfigError("the output folder is the draft's own; choose another one")
+    if (args.out / CONFIG_FILE).exists():
+        raise ConfigError(f"{args.out} holds a model already; choose another folder, or remove it")
+    if args.to == "speculators" and args.target is None and not args.verifier:
+        raise ConfigError("a speculators draft names its target; give --target or --verifier")
     target = None if args.target is None else TargetConfig.from_dir(args.target)
     embeddings = None if args.target is None else load_embeddings(args.target, torch.float32)
     depth = None if target is None else target.num_hidden_layers
     draft = read_draft(args.source, depth, embeddings and embeddings[1], sample_from_anchor=args.sample_from_anchor)
-    if target is not None:
-        _check_target(draft.config, target)
+    if target is not None and embeddings is not None:
+        _check_target(draft, target, embeddings)
     if args.block_size is not None:
         draft = cut_block(draft, args.block_size)
     if args.draft_vocabulary:
@@ -64,6 +67,11 @@ def read_draft(
         return read_speculators(folder, num_target_layers, lm_head, sample_from_anchor=sample_from_anchor)
     if is_modelopt(raw):
         return read_modelopt(folder, num_target_layers)
+    if raw.get("architectures") != [ARCHITECTURE]:
+        raise ConfigError(
+            f"{folder} is no draft in a layout that is read (architectures {raw.get('architectures')!r}); "
+            f"give a folder of {ARCHITECTURE}, of speculators or of ModelOpt."
+        )
     return PortableDraft(DrafterConfig.from_dir(folder), read_tensors(folder)).check(folder)
 
 
@@ -75,7 +83,7 @@ def write_released(draft: PortableDraft, folder: Path, embeddings: tuple[Tensor,
         # Copies: a file cannot hold one tensor under two names.
         tensors |= {name: t.to(dtype).clone() for name, t in zip(SHARED_TENSORS, embeddings, strict=True)}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_weights(tensors, folder / WEIGHTS_FILE)
     raw = draft.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
     (folder / CONFIG_FILE).write_text(json.dumps(dict(sorted(raw.items())), indent=2) + "\n", encoding="utf-8")
 
@@ -115,10 +123,17 @@ def limit_vocabulary(draft: PortableDraft, ids: Tensor) -> PortableDraft:
     return replace(draft, config=config, tensors={**draft.tensors, VOCABULARY_TENSOR: ids})
 
 
-def _check_target(config: DrafterConfig, target: TargetConfig) -> None:
-    for name in ("hidden_size", "vocab_size", "head_dim", "num_attention_heads", "num_key_value_heads"):
-        if name in ("hidden_size", "vocab_size") and getattr(config, name) != getattr(target, name):
+def _check_target(draft: PortableDraft, target: TargetConfig, embeddings: tuple[Tensor, Tensor]) -> None:
+    """Refuse a draft of another target, as far as sizes and stored copies of the target's tensors tell."""
+    for name in ("hidden_size", "vocab_size"):
+        own, wanted = getattr(draft.config, name), getattr(target, name)
+        if own != wanted:
             raise TargetMismatchError(
-                f"the draft's {name} is {getattr(config, name)}, the target's {getattr(target, name)}; "
-                "use the target that it was trained for."
+                f"the draft's {name} is {own}, the target's {wanted}; use the target that it was trained for."
+            )
+    for name, wanted in zip(SHARED_TENSORS, embeddings, strict=True):
+        stored = draft.tensors.get(name)
+        if stored is not None and not torch.equal(stored.float(), wanted.to(stored.dtype).float()):
+            raise TargetMismatchError(
+                f"{name} in the draft is not the target's; use the target that it was trained for."
             )

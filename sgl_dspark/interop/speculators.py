@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from sgl_dspark.config import ARCHITECTURE, MODEL_TYPE, DrafterConfig
 from sgl_dspark.errors import CheckpointError, ConfigError
 from sgl_dspark.interop.portable import PortableDraft, field, geometry, read_json, read_tensors
-from sgl_dspark.model.checkpoint import SHARED_TENSORS, VOCABULARY_TENSOR
+from sgl_dspark.model.checkpoint import SHARED_TENSORS, VOCABULARY_TENSOR, WEIGHTS_FILE, save_weights
 
 NAME = "speculators"
 _BIAS_OUT = "markov_head.markov_w2.weight"
@@ -152,7 +151,7 @@ def write_speculators(draft: PortableDraft, folder: Path, verifier: str) -> None
         if _BIAS_OUT in tensors:
             tensors[_BIAS_OUT] = tensors[_BIAS_OUT][ids].contiguous()
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_weights(tensors, folder / WEIGHTS_FILE)
     text = json.dumps(_config(config, ids, verifier, _dtype(tensors)), indent=2)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 

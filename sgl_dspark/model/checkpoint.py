@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,18 @@ def save_drafter(drafter: Drafter, path: str | Path, *, include_shared: bool) ->
     raw: dict[str, Any] = drafter.config.to_dict() | {"dtype": str(drafter.fc.weight.dtype).removeprefix("torch.")}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(state, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        save_weights(state, folder / WEIGHTS_FILE)
         (folder / CONFIG_FILE).write_text(json.dumps(dict(sorted(raw.items())), indent=2) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write a draft checkpoint to {folder}: {error}.") from error
+
+
+def save_weights(tensors: dict[str, Tensor], file: Path) -> None:
+    """Write a safetensors file that others may read as they may read any new file; safetensors itself forbids it."""
+    save_file(tensors, file, metadata={"format": "pt"})
+    mask = os.umask(0)
+    os.umask(mask)
+    file.chmod(0o666 & ~mask)
 
 
 def _read(file: Path, expected: dict[str, tuple[int, ...]], given: set[str], device: torch.device) -> dict[str, Tensor]:

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sgl_dspark.config import DrafterConfig
 from sgl_dspark.errors import CheckpointError
 from sgl_dspark.model.attention import RotaryTable, rotate
 from sgl_dspark.model.backbone import MLP, RMSNorm
-from sgl_dspark.model.checkpoint import CONFIG_FILE, SHARED_TENSORS, WEIGHTS_FILE
+from sgl_dspark.model.checkpoint import CONFIG_FILE, SHARED_TENSORS, WEIGHTS_FILE, save_weights
 from sgl_dspark.model.drafter import INIT_STD
 
 BASELINE = "eagle3"
@@ -130,7 +130,7 @@ def save_eagle3(drafter: Eagle3Drafter, folder: Path) -> None:
     """Write config and weights, without embedding and head."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {n: t.detach().cpu().clone() for n, t in drafter.state_dict().items() if n not in SHARED_TENSORS}
-    save_file(state, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_weights(state, folder / WEIGHTS_FILE)
     raw = drafter.config.to_dict() | {"baseline": BASELINE}
     (folder / CONFIG_FILE).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
 

@@ -53,7 +53,7 @@ class TargetConfig:
         """
         path = folder / "config.json"
         if not path.is_file():
-            raise TargetError(f"{folder} holds no config.json; give the folder of a Hugging Face model.")
+            raise TargetError(f"{folder.resolve()} holds no config.json; give the folder of a Hugging Face model.")
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

@@ -86,7 +86,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
     except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
-        raise DataError(f"{path} is no training state ({type(error).__name__}); remove it to start anew.") from error
+        raise DataError(f"{path} is damaged and cannot be continued; remove it to start anew ({error}).") from error
     return found
 
 

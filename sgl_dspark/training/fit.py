@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sgl_dspark.config import DrafterConfig
 from sgl_dspark.data.cache import Conversation
+from sgl_dspark.data.stages import device_of
 from sgl_dspark.data.template import ChatEncoder
 from sgl_dspark.errors import ConfigError, DataError
 from sgl_dspark.model.checkpoint import save_drafter
@@ -129,9 +130,9 @@ def fit(recipe: Recipe, log: Log) -> Path:
     ConfigError
         If the folder holds a run of another recipe, or ranks cannot share the batch.
     """
-    device = torch.device(
-        ("cuda" if torch.cuda.is_available() else "cpu") if recipe.device == "auto" else recipe.device
-    )
+    # Made first, so that a folder that cannot be is known before anything is computed.
+    recipe.output.folder.mkdir(parents=True, exist_ok=True)
+    device = device_of(recipe.device)
     ranks = Ranks.join(device)
     if device.type == "cuda" and ranks.world > 1:
         device = torch.device("cuda", ranks.rank % torch.cuda.device_count())
@@ -243,6 +244,10 @@ def _sources(recipe: Recipe, config: TargetConfig, device: torch.device) -> tupl
     dtype = torch.bfloat16 if recipe.optim.bf16 else torch.float32
     target = TargetModel.from_dir(recipe.target, dtype, device)
     encoder = ChatEncoder(recipe.target, target.config.eos_token_ids, data.template_options)
+
+    for path in data.held_out:
+        if path.is_dir():
+            raise ConfigError(f"data.held_out {path} is a folder; mode {data.mode!r} reads response files.")
 
     def read(files: Sequence[Path]) -> Source:
         keep = data.mode == "memory"

@@ -29,7 +29,7 @@ class DataSection(_Section):
     responses : list of Path
         Response files, for ``memory`` and ``online``.
     held_out : list of Path
-        Caches or response files to report on while training; never trained on.
+        To report on while training, never trained on: caches for ``cache``, response files for the other modes.
     held_out_limit : int
         Conversations of it to use.
     max_length : int
@@ -258,8 +258,12 @@ def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
     if path is not None:
         try:
             raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the recipe {path}: {error}") from error
+        except yaml.YAMLError as error:
+            mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+            where = f", line {mark.line + 1}" if mark is not None else ""
+            raise ConfigError(f"the recipe {path} is not YAML{where}: {problem or 'unreadable'}") from error
         if not isinstance(raw, dict):
             raise ConfigError(f"the recipe {path} must be a mapping of sections")
     for override in overrides:
@@ -269,7 +273,8 @@ def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
+        message = "unknown field" if first["type"] == "extra_forbidden" else first["msg"]
+        message = message.removeprefix("Value error, ")
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise ConfigError(f"recipe field {field or '(top level)'}: {message}{more}") from error
 

@@ -23,6 +23,7 @@ from sgl_dspark.model.target import load_embeddings
 from tests.support.drafts import HEAD_KINDS, tiny_drafter
 from tests.support.tiny_target import write_tiny_target
 
+THERE = ("--to", "speculators", "--verifier", "org/target")
 IDS = torch.tensor([3, 5, 6, 17, 30, 39])
 
 
@@ -142,7 +143,7 @@ def test_modelopt_is_read_under_both_spellings(tmp_path: Path, kind: str) -> Non
 def test_speculators_that_cannot_be_said_are_refused_by_field(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    there = run(saved(tmp_path / "source"), tmp_path / "there", "--to", "speculators")
+    there = run(saved(tmp_path / "source"), tmp_path / "there", *THERE)
     edit(there, lambda raw: raw.update(change))
     with pytest.raises(ConfigError, match=message):
         read_draft(there, None, None)
@@ -179,7 +180,7 @@ def test_modelopt_drafts_that_cannot_be_said_are_refused_by_field(
 
 
 def test_offsets_must_name_tokens(tmp_path: Path) -> None:
-    there = run(saved(tmp_path / "source", reduced=True), tmp_path / "there", "--to", "speculators")
+    there = run(saved(tmp_path / "source", reduced=True), tmp_path / "there", *THERE)
     rewrite(there, lambda tensors: tensors["t2d"].__setitem__(0, True))
     with pytest.raises(CheckpointError, match="different tokens"):
         read_draft(there, None, None)
@@ -189,7 +190,7 @@ def test_offsets_must_name_tokens(tmp_path: Path) -> None:
 
 
 def test_a_stored_head_must_be_the_targets(tmp_path: Path) -> None:
-    there = run(saved(tmp_path / "source", reduced=True), tmp_path / "there", "--to", "speculators")
+    there = run(saved(tmp_path / "source", reduced=True), tmp_path / "there", *THERE)
     head = torch.randn(40, 16).bfloat16()
     rewrite(there, lambda tensors: tensors.update({"lm_head.weight": head[IDS].clone()}))
     with pytest.raises(CheckpointError, match="give --target"):
@@ -212,6 +213,9 @@ def test_embeddings_are_stored_on_request(tmp_path: Path) -> None:
     embed, head = load_embeddings(target, torch.bfloat16)
     assert torch.equal(loaded.embed_tokens.weight, embed)
     assert torch.equal(loaded.lm_head.weight, head)
+    write_tiny_target(tmp_path / "other", seed=7)
+    with pytest.raises(TargetMismatchError, match=r"embed_tokens\.weight"):
+        run(whole, tmp_path / "out", "--target", str(tmp_path / "other"))
     wrong = saved(tmp_path / "wrong", num_target_layers=4)
     with pytest.raises(TargetMismatchError, match="hidden_size"):
         run(wrong, tmp_path / "out", "--target", str(target))
@@ -229,10 +233,31 @@ def test_fewer_slots_and_a_smaller_vocabulary(tmp_path: Path) -> None:
     assert twice.check(tmp_path).config.draft_vocab_size == 2
 
 
-def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
     source = saved(tmp_path / "source")
     with pytest.raises(ConfigError, match="choose another"):
         run(source, source)
+    with pytest.raises(ConfigError, match="holds a model already"):
+        run(source, saved(tmp_path / "other"))
+
+
+def test_wrong_combinations_are_named(tmp_path: Path) -> None:
+    source = saved(tmp_path / "source")
+    with pytest.raises(ConfigError, match="--target or --verifier"):
+        run(source, tmp_path / "out", "--to", "speculators")
+    for more in (("--with-embeddings",), ("--with-embeddings", "--target", str(tmp_path), "--to", "speculators")):
+        with pytest.raises(ConfigError, match="--with-embeddings"):
+            command.run(options(source, tmp_path / "out", *more))
+    write_tiny_target(tmp_path / "target")
+    with pytest.raises(ConfigError, match="no draft in a layout"):
+        run(tmp_path / "target", tmp_path / "out")
+
+
+def test_weights_are_as_readable_as_the_configuration(tmp_path: Path) -> None:
+    source = saved(tmp_path / "source")
+    for folder in (source, run(source, tmp_path / "out"), run(source, tmp_path / "there", *THERE)):
+        modes = {(folder / name).stat().st_mode & 0o777 for name in ("config.json", "model.safetensors")}
+        assert len(modes) == 1
 
 
 def test_the_released_layout_is_copied_exactly(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_what_is_no_cache_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no target cache"):
         TargetCache.open(tmp_path)
     (tmp_path / MANIFEST).write_text("{")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="is damaged"):
         TargetCache.open(tmp_path)
     (tmp_path / MANIFEST).write_text(json.dumps({"version": 1}))
     with pytest.raises(DataError, match="version 1"):
@@ -87,7 +87,8 @@ def test_what_is_no_cache_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_source_is_not_mixed_in(tmp_path: Path) -> None:
-    CacheWriter(tmp_path, SOURCE)
+    CacheWriter(tmp_path, {"feature_layers": [5]})
+    CacheWriter(tmp_path, SOURCE).write(shard_name(0), make_conversations(2))
     CacheWriter(tmp_path, SOURCE)
     with pytest.raises(DataError, match="differs in feature_layers"):
         CacheWriter(tmp_path, {**SOURCE, "feature_layers": [1]})

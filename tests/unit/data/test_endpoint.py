@@ -107,8 +107,23 @@ def test_trouble_on_the_servers_side_is_retried_and_a_refusal_is_not(tmp_path: P
 
 
 def test_an_endpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with ResponseFile(tmp_path / "a.jsonl") as sink, pytest.raises(DataError, match="is the server up"):
-        generate(PROMPTS, Asking("http://127.0.0.1:9"), sink, quiet)
+    for url, message in (("http://127.0.0.1:9", "is the server up"), ("127.0.0.1:9", "must start with http")):
+        with ResponseFile(tmp_path / "a.jsonl") as sink, pytest.raises(DataError, match=message):
+            generate(PROMPTS, Asking(url), sink, quiet)
+    # A run without an answer leaves no file behind.
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+def test_answers_to_other_options_are_told_apart(tmp_path: Path) -> None:
+    with PlainChatServer(echo) as server:
+        asking = Asking(server.url, temperatures=(0.0, 1.0), sampling={"max_tokens": 9})
+        with ResponseFile(tmp_path / "a.jsonl") as sink:
+            generate(PROMPTS, asking, sink, quiet)
+    again = ResponseFile(tmp_path / "a.jsonl")
+    assert all(asking.would_ask(sampling) for sampling in again.samplings)
+    for temperatures, tokens in (((0.5,), 9), ((0.0, 1.0), 8), ((), 9)):
+        other = Asking(server.url, temperatures=temperatures, sampling={"max_tokens": tokens})
+        assert not all(other.would_ask(sampling) for sampling in again.samplings)
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -104,3 +104,10 @@ def test_a_target_without_a_template_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes((TARGET / name).read_bytes())
     with pytest.raises(DataError, match="no chat template"):
         ChatEncoder(tmp_path, (2,))
+
+
+def test_a_target_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    for name in ("chat_template.jinja", "config.json"):
+        (tmp_path / name).write_bytes((TARGET / name).read_bytes())
+    with pytest.raises(DataError, match="tokenizer"):
+        ChatEncoder(tmp_path, (2,))
