@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from sgl_dspark.config import ARCHITECTURE, DrafterConfig
-from sgl_dspark.data.cache import TargetCache
+from sgl_dspark.data.cache import TargetCache, weights_sha256
 from sgl_dspark.errors import ConfigError, DataError, TargetMismatchError
 from sgl_dspark.interop.modelopt import is_modelopt, read_modelopt
 from sgl_dspark.interop.portable import PortableDraft, read_json, read_tensors
 from sgl_dspark.interop.speculators import is_speculators, read_speculators, write_speculators
 from sgl_dspark.model.checkpoint import CONFIG_FILE, SHARED_TENSORS, VOCABULARY_TENSOR, WEIGHTS_FILE, save_weights
+from sgl_dspark.model.provenance import other_target, read_provenance, write_provenance
 from sgl_dspark.model.target import load_embeddings
 from sgl_dspark.model.target_config import TargetConfig
 
@@ -52,6 +53,13 @@ def convert(args: Namespace, log: Log) -> None:
         write_speculators(draft, args.out, args.verifier or (args.target.name if args.target else ""))
     else:
         write_released(draft, args.out, embeddings if args.with_embeddings else None)
+    made = read_provenance(args.source)
+    if made:
+        write_provenance(args.out, made)
+    if args.target is not None:
+        made_for = other_target(args.source, weights_sha256(args.target))
+        if made_for is not None:
+            log(f"warning: the draft was made for {made_for}, not for the weights in {args.target}")
     for note in draft.notes:
         log(note)
     proposes = draft.config.draft_vocab_size or draft.config.vocab_size

@@ -11,6 +11,7 @@ import torch
 
 from sgl_dspark.calibration.metrics import mean_ece
 from sgl_dspark.calibration.store import KindCalibration, draft_sha256
+from sgl_dspark.data.cache import weights_sha256
 from sgl_dspark.data.stages import device_of
 from sgl_dspark.data.template import ChatEncoder
 from sgl_dspark.errors import ConfigError
@@ -26,6 +27,7 @@ from sgl_dspark.evaluation.protocol import (
     to_json,
 )
 from sgl_dspark.evaluation.sides import load_side
+from sgl_dspark.model.provenance import other_target
 from sgl_dspark.model.target import TargetModel
 from sgl_dspark.reports.evaluation_plots import plot_conditional, plot_thresholds
 from sgl_dspark.reports.reliability import save_reliability_diagram
@@ -38,6 +40,9 @@ def evaluate(args: Namespace, log: Log) -> str:
     _check(args)
     target = TargetModel.from_dir(args.target, getattr(torch, args.dtype), device_of(args.device))
     side = load_side(args.draft, target, args.shortlist)
+    made_for = other_target(args.draft, weights_sha256(args.target))
+    if made_for is not None:
+        log(f"warning: the draft was made for {made_for}; beside other weights it accepts less")
     if args.thresholds and not side.has_confidence:
         raise ConfigError("--thresholds needs a draft with a confidence head")
     encoder = ChatEncoder(args.target, target.config.eos_token_ids, args.chat_template_kwargs)
@@ -56,23 +61,10 @@ def evaluate(args: Namespace, log: Log) -> str:
             calibrations[temperature] = found
             panels[f"T={temperature:g}"] = (found.map, held_out)
     latencies = [measure_latency(target, side, sets[0], rows) for rows in args.latency]
-    about = {
-        "target": args.target.name,
-        "draft": args.draft.name,
-        "draft_sha256": draft_sha256(args.draft),
-        "gamma": side.gamma,
-        "seed": args.seed,
-        "max_new_tokens": args.max_new_tokens,
-        "rows": args.rows,
-        "shortlist": args.shortlist,
-        "template_options": args.chat_template_kwargs,
-        "dtype": args.dtype,
-        "threads": torch.get_num_threads(),
-    }
     text = render(evaluation.results, calibrations, latencies)
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
-        found_json = to_json(evaluation.results, calibrations, latencies, about)
+        found_json = to_json(evaluation.results, calibrations, latencies, _about(args, side.gamma))
         (args.out / "evaluation.json").write_text(json.dumps(found_json, indent=2) + "\n", encoding="utf-8")
         (args.out / "evaluation.md").write_text(text, encoding="utf-8")
         plot_conditional(args.out / "conditional.png", _whole_blocks(evaluation.results))
@@ -82,6 +74,22 @@ def evaluate(args: Namespace, log: Log) -> str:
             save_reliability_diagram(args.out / "reliability.png", panels)
         log(f"written to {args.out}")
     return text
+
+
+def _about(args: Namespace, gamma: int) -> dict[str, object]:
+    return {
+        "target": args.target.name,
+        "draft": args.draft.name,
+        "draft_sha256": draft_sha256(args.draft),
+        "gamma": gamma,
+        "seed": args.seed,
+        "max_new_tokens": args.max_new_tokens,
+        "rows": args.rows,
+        "shortlist": args.shortlist,
+        "template_options": args.chat_template_kwargs,
+        "dtype": args.dtype,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _check(args: Namespace) -> None:

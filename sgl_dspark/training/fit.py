@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from sgl_dspark.config import DrafterConfig
-from sgl_dspark.data.cache import Conversation
+from sgl_dspark.data.cache import Conversation, weights_sha256
 from sgl_dspark.data.stages import device_of
 from sgl_dspark.data.template import ChatEncoder
 from sgl_dspark.errors import ConfigError, DataError
 from sgl_dspark.model.checkpoint import save_drafter
 from sgl_dspark.model.drafter import Drafter
 from sgl_dspark.model.eagle3 import Eagle3Drafter, save_eagle3
+from sgl_dspark.model.provenance import write_provenance
 from sgl_dspark.model.target import TargetModel, load_embeddings
 from sgl_dspark.model.target_config import TargetConfig
 from sgl_dspark.training.checkpoint import read_state, save_state
@@ -189,7 +190,19 @@ class _Run:
                     self._save()
                     last_saved = time.perf_counter()
         write_draft(trainer, output.folder / DRAFT_FOLDER)
+        if self.ranks.first:
+            write_provenance(output.folder / DRAFT_FOLDER, self._made())
         log(f"draft written to {output.folder / DRAFT_FOLDER}")
+
+    def _made(self) -> dict[str, object]:
+        """Describe the run: no paths, so that the description means the same elsewhere."""
+        return {
+            "target": self.recipe.target.resolve().name,
+            "target_sha256": weights_sha256(self.recipe.target),
+            "steps": self.trainer.step,
+            "supervised_tokens": self.trainer.tokens,
+            **self._decides,
+        }
 
     def _evaluate(self, journal: Journal, log: Log) -> None:
         if self.held_out:

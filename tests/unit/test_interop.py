@@ -19,6 +19,7 @@ from sgl_dspark.interop import command
 from sgl_dspark.interop.convert import convert, cut_block, limit_vocabulary, read_draft
 from sgl_dspark.model.checkpoint import load_drafter, save_drafter
 from sgl_dspark.model.drafter import Drafter
+from sgl_dspark.model.provenance import read_provenance, write_provenance
 from sgl_dspark.model.target import load_embeddings
 from tests.support.drafts import HEAD_KINDS, tiny_drafter
 from tests.support.tiny_target import write_tiny_target
@@ -239,6 +240,18 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         run(source, source)
     with pytest.raises(ConfigError, match="holds a model already"):
         run(source, saved(tmp_path / "other"))
+
+
+def test_what_made_a_draft_comes_along_and_other_weights_are_told(tmp_path: Path) -> None:
+    write_tiny_target(tmp_path / "target")
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4, "head_dim": 8, "num_target_layers": 4}
+    source = saved(tmp_path / "source", **sizes)
+    write_provenance(source, {"target": "elsewhere", "target_sha256": "0" * 64})
+    lines: list[str] = []
+    convert(options(source, tmp_path / "out", "--target", str(tmp_path / "target")), lines.append)
+    assert read_provenance(tmp_path / "out")["target"] == "elsewhere"
+    assert any("made for elsewhere" in line for line in lines)
+    assert read_provenance(tmp_path) == {}
 
 
 def test_wrong_combinations_are_named(tmp_path: Path) -> None:

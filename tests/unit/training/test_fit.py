@@ -17,6 +17,7 @@ from sgl_dspark.data.direct import DirectWriter, generate_directly
 from sgl_dspark.data.template import Encoded
 from sgl_dspark.errors import ConfigError, DataError
 from sgl_dspark.evaluation.sides import BlockSide, ChainSide, load_side
+from sgl_dspark.model.provenance import other_target
 from sgl_dspark.model.target import TargetModel
 from sgl_dspark.training import loop
 from sgl_dspark.training.fit import fit
@@ -97,6 +98,13 @@ def test_an_interrupted_run_ends_with_the_same_draft(
 def test_the_draft_loads_beside_its_target(made: tuple[Path, Path], tmp_path: Path) -> None:
     raw = recipe(made, tmp_path, draft={"feature_layers": [0, 2]}).model_dump()
     folder = fit(Recipe.model_validate({**raw, "vocabulary": {"sample": 8}}), quiet)
+    target_sha256 = weights_sha256(made[0])
+    assert other_target(folder, target_sha256) is None
+    assert other_target(folder, "0" * 64) == made[0].name
+    described = json.loads((folder / "training.json").read_text())
+    assert described["steps"] == 8
+    assert described["draft"]["feature_layers"] == [0, 2]
+    assert str(tmp_path) not in json.dumps(described)
     side = load_side(folder, TargetModel.from_dir(made[0], torch.bfloat16))
     assert isinstance(side, BlockSide)
     assert side.feature_layers == (0, 2)
