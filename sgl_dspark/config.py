@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sgl_dspark.config_file import read_config_file
 from sgl_dspark.errors import ConfigError
 
 MarkovHeadType = Literal["vanilla", "gated", "rnn"]
@@ -166,19 +166,11 @@ class DrafterConfig:
         ConfigError
             When the file is missing or is not a JSON object, or for any reason of :meth:`from_dict`.
         """
-        file = Path(path) / "config.json"
-        try:
-            raw = json.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read {file}: give the folder of a draft checkpoint.") from error
-        except ValueError as error:
-            raise ConfigError(f"{file} is not valid JSON: {error}.") from error
-        if not isinstance(raw, dict):
-            raise ConfigError(f"{file} must hold a JSON object.")
+        raw = read_config_file(Path(path))
         try:
             return cls.from_dict(raw)
         except ConfigError as error:
-            raise ConfigError(f"{file}: {error}") from error
+            raise ConfigError(f"{Path(path) / 'config.json'}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """Return the released ``config.json`` as a dictionary; ``from_dict`` of it gives an equal object."""

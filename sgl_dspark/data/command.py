@@ -6,7 +6,6 @@ Every stage continues where it was interrupted when the same command is run agai
 from __future__ import annotations
 
 import json
-import os
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
@@ -137,8 +136,3 @@ def _direct_arguments(stage: ArgumentParser) -> None:
 
 def _check_arguments(stage: ArgumentParser) -> None:
     stage.add_argument("cache", type=Path, help="cache folder")
-
-
-def api_key(variable: str) -> str:
-    """Read an API key from the environment: on a command line it would show in the process list."""
-    return os.environ.get(variable, "")

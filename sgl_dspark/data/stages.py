@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -15,12 +16,12 @@ import torch
 from sgl_dspark.data import build, endpoint, sources
 from sgl_dspark.data import direct as directly
 from sgl_dspark.data.cache import CacheWriter, TargetCache, weights_sha256
-from sgl_dspark.data.command import api_key
 from sgl_dspark.data.decode import BatchGenerator
 from sgl_dspark.data.prompts import read_prompts, write_prompts
 from sgl_dspark.data.responses import ResponseFile, read_exchanges
 from sgl_dspark.data.template import ChatEncoder
 from sgl_dspark.errors import ConfigError, DataError
+from sgl_dspark.model.device import device_of
 from sgl_dspark.model.target import TargetModel
 from sgl_dspark.model.target_config import TargetConfig
 
@@ -55,7 +56,8 @@ def generate(args: Namespace, log: Log) -> int:
         sampling={"max_tokens": args.max_tokens, **args.sampling},
         concurrency=args.concurrency,
         timeout_s=args.timeout,
-        api_key=api_key(args.api_key_env),
+        # From the environment: on a command line it would show in the process list.
+        api_key=os.environ.get(args.api_key_env, ""),
     )
     records = read_prompts(args.prompts, args.limit)
     with ResponseFile(args.out) as sink:
@@ -142,15 +144,6 @@ def check(args: Namespace, log: Log) -> int:
         f"{opened.supervised_tokens} supervised, feature layers {opened.feature_layers}, {damaged} damaged\n"
     )
     return 1 if damaged else 0
-
-
-def device_of(name: str) -> torch.device:
-    """Resolve ``auto`` to CUDA where there is one; raises `ConfigError` for a device that is not there."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"the device is {name!r}; it must be auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("the device is 'cuda', but torch finds no CUDA device here; use cpu or auto")
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def _target(args: Namespace) -> TargetModel:

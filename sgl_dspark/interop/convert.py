@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from sgl_dspark.config import ARCHITECTURE, DrafterConfig
+from sgl_dspark.config_file import read_config_file
 from sgl_dspark.data.cache import TargetCache, weights_sha256
 from sgl_dspark.errors import ConfigError, DataError, TargetMismatchError
 from sgl_dspark.interop.modelopt import is_modelopt, read_modelopt
-from sgl_dspark.interop.portable import PortableDraft, read_json, read_tensors
+from sgl_dspark.interop.portable import PortableDraft, read_tensors
 from sgl_dspark.interop.speculators import is_speculators, read_speculators, write_speculators
 from sgl_dspark.model.checkpoint import CONFIG_FILE, SHARED_TENSORS, VOCABULARY_TENSOR, WEIGHTS_FILE, save_weights
 from sgl_dspark.model.provenance import other_target, read_provenance, write_provenance
@@ -70,7 +71,7 @@ def read_draft(
     folder: Path, num_target_layers: int | None, lm_head: Tensor | None, *, sample_from_anchor: bool = False
 ) -> PortableDraft:
     """Read a draft in whichever of the known layouts it is."""
-    raw = read_json(folder)
+    raw = read_config_file(folder)
     if is_speculators(raw):
         return read_speculators(folder, num_target_layers, lm_head, sample_from_anchor=sample_from_anchor)
     if is_modelopt(raw):

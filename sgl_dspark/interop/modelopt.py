@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from sgl_dspark.config import ARCHITECTURE, MODEL_TYPE, DrafterConfig
+from sgl_dspark.config_file import read_config_file
 from sgl_dspark.errors import ConfigError
-from sgl_dspark.interop.portable import PortableDraft, field, geometry, read_json, read_tensors
+from sgl_dspark.interop.portable import PortableDraft, field, geometry, read_tensors
 
 NAME = "modelopt"
 _SECTIONS = ("dflash_config", "dflash_architecture_config")
@@ -46,7 +47,7 @@ def read_modelopt(folder: Path, num_target_layers: int | None) -> PortableDraft:
     ConfigError, CheckpointError
         If it is no DSpark draft, or cannot be represented; names the field or the tensor.
     """
-    raw = read_json(folder)
+    raw = read_config_file(folder)
     where = f"{folder / 'config.json'}: "
     name = next(section for section in _SECTIONS if section in raw)
     section = {**field(raw, name, where)}

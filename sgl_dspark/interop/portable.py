@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,20 +52,6 @@ class PortableDraft:
     def vocabulary(self) -> Tensor | None:
         """Ids that the draft proposes, int64 ascending; None for all."""
         return self.tensors.get(VOCABULARY_TENSOR)
-
-
-def read_json(folder: Path) -> dict[str, Any]:
-    """Read ``config.json``; raises `ConfigError` if it is missing or no object."""
-    path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: give the folder of a draft checkpoint.") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path} must hold a JSON object.")
-    return raw
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from sgl_dspark.config import ARCHITECTURE, MODEL_TYPE, DrafterConfig
+from sgl_dspark.config_file import read_config_file
 from sgl_dspark.errors import CheckpointError, ConfigError
-from sgl_dspark.interop.portable import PortableDraft, field, geometry, read_json, read_tensors
+from sgl_dspark.interop.portable import PortableDraft, field, geometry, read_tensors
 from sgl_dspark.model.checkpoint import SHARED_TENSORS, VOCABULARY_TENSOR, WEIGHTS_FILE, save_weights
 
 NAME = "speculators"
@@ -48,7 +49,7 @@ def read_speculators(
     ConfigError, CheckpointError
         If the draft is of another kind, or cannot be represented; names the field or the tensor.
     """
-    raw = read_json(folder)
+    raw = read_config_file(folder)
     where = f"{folder / 'config.json'}: "
     if field(raw, "speculators_model_type", where) != "dspark":
         raise ConfigError(f"{where}speculators_model_type is {raw['speculators_model_type']!r}; only 'dspark' is read.")

@@ -1,4 +1,4 @@
-"""The cached inference path for one request: the reference for serving, and the engine of offline evaluation."""
+"""The cached inference path for one request: the reference for serving."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import torch
 from sgl_dspark.calibration.metrics import mean_ece
 from sgl_dspark.calibration.store import KindCalibration, draft_sha256
 from sgl_dspark.data.cache import weights_sha256
-from sgl_dspark.data.stages import device_of
 from sgl_dspark.data.template import ChatEncoder
 from sgl_dspark.errors import ConfigError
 from sgl_dspark.evaluation.protocol import (
@@ -27,6 +26,7 @@ from sgl_dspark.evaluation.protocol import (
     to_json,
 )
 from sgl_dspark.evaluation.sides import load_side
+from sgl_dspark.model.device import device_of
 from sgl_dspark.model.provenance import other_target
 from sgl_dspark.model.target import TargetModel
 from sgl_dspark.reports.evaluation_plots import plot_conditional, plot_thresholds

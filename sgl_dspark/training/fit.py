@@ -13,10 +13,10 @@ from torch import Tensor
 
 from sgl_dspark.config import DrafterConfig
 from sgl_dspark.data.cache import Conversation, weights_sha256
-from sgl_dspark.data.stages import device_of
 from sgl_dspark.data.template import ChatEncoder
 from sgl_dspark.errors import ConfigError, DataError
 from sgl_dspark.model.checkpoint import save_drafter
+from sgl_dspark.model.device import device_of
 from sgl_dspark.model.drafter import Drafter
 from sgl_dspark.model.eagle3 import Eagle3Drafter, save_eagle3
 from sgl_dspark.model.provenance import write_provenance
