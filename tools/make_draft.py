@@ -57,7 +57,7 @@ class Preset:
 
 PRESETS = {
     "fixture": Preset("fixture.yaml", (1, 3, 5, 8, 10), (0.0, 1.0), 1500, 96, 1000, 64, 64, False),
-    "smollm2": Preset("smollm2-135m.yaml", (9, 16, 23, 28), (0.7, 1.0, 0.0, 1.0), 24_000, 96, 12_000, 112, 60, True),
+    "smollm2": Preset("smollm2-135m.yaml", (9, 16, 23, 28), (0.7, 1.0, 0.0, 1.0), 24_000, 96, 10_000, 112, 60, True),
 }
 
 
@@ -93,14 +93,18 @@ def built_in_prompts(work: Path, preset: Preset) -> dict[str, Path]:
     return files
 
 
-def make_data(preset: Preset, name: str, work: Path, target: Path | None, device: str) -> tuple[Path, dict[str, Path]]:
-    """Make prompts and caches in ``work``; return the target's folder and the evaluation's prompt files."""
+def make_data(
+    preset: Preset, name: str, work: Path, target: Path | None, device: str, made: bool = False
+) -> tuple[Path, dict[str, Path]]:
+    """Make prompts and, unless they are ``made``, caches in ``work``; return the target and the sets."""
     work.mkdir(parents=True, exist_ok=True)
     if name == "fixture":
         target, files = target or ROOT / "tests" / "fixtures" / "pair" / "target", fixture_prompts(work, preset)
     else:
         target = target or prepare(None, lambda line: sys.stderr.write(f"prepare: {line}\n"))
         files = built_in_prompts(work, preset)
+    if made:
+        return target, files
     layers = [str(layer) for layer in preset.feature_layers]
     common = ("--target", target, "--feature-layers", *layers, "--rows", str(preset.rows))
     for prompts, cache, temperatures in (

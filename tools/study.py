@@ -4,7 +4,7 @@
     python tools/study.py --list
 
 Runs are trained by `dspark train` and measured by `dspark evaluate`; what is done is not done again, and what was
-interrupted is continued. Data is made once per pair in the work folder (tools/make_draft.py).
+interrupted is continued. Data is made once per pair in the work folder (tools/make_draft.py), or given by --cache.
 """
 
 from __future__ import annotations
@@ -69,12 +69,18 @@ class Experiment:
     passes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-DSPARK = Arm("dspark", {})
-DFLASH = Arm("dflash", {"draft.kind": "dflash", "draft.markov_rank": 0, "draft.confidence": False, "loss.ce_first": 0})
+# Seven slots and steps enough to tell the arms apart in half an hour of one core each.
+BLOCK, STEPS, FIXTURE_STEPS = {"draft.gamma": 7}, 1500, 500
+DSPARK = Arm("dspark", BLOCK)
+DFLASH = Arm(
+    "dflash",
+    {**BLOCK, "draft.kind": "dflash", "draft.markov_rank": 0, "draft.confidence": False, "loss.ce_first": 0},
+)
+RNN = Arm("rnn", {**BLOCK, "draft.markov_head": "rnn"})
 EAGLE3 = Arm(
     "eagle3",
     {
-        "draft.kind": "eagle3", "draft.markov_rank": 0, "draft.confidence": False, "draft.layers": 1,
+        **BLOCK, "draft.kind": "eagle3", "draft.markov_rank": 0, "draft.confidence": False, "draft.layers": 1,
         "loss.ce_first": 0, "loss.decay": None,
     },
 )  # fmt: skip
@@ -87,11 +93,11 @@ def _with(arm: Arm, name: str, **overrides: object) -> Arm:
 
 EXPERIMENTS = {
     "table1": Experiment(
-        "Accept length of DSpark, DFlash and an Eagle3-style draft", "Table 1 and figure 2", "smollm2", 4000,
+        "Accept length of DSpark, DFlash and an Eagle3-style draft", "Table 1 and figure 2", "smollm2", STEPS,
         (DSPARK, DFLASH, EAGLE3), ("--temperatures", "1"), study_report.table1,
     ),
     "depth": Experiment(
-        "Draft depth", "figure 3", "fixture", 1500,
+        "Draft depth", "figure 3", "fixture", FIXTURE_STEPS,
         (
             *(_with(DSPARK, f"layers-{n}", draft__layers=n) for n in (1, 2, 3, 5)),
             _with(DFLASH, "layers-5", draft__layers=5),
@@ -99,29 +105,29 @@ EXPERIMENTS = {
         ("--temperatures", "1"), study_report.depth,
     ),
     "length": Experiment(
-        "Draft length", "figure 4", "fixture", 1500,
+        "Draft length", "figure 4", "fixture", FIXTURE_STEPS,
         tuple(
             _with(arm, f"gamma-{gamma}", draft__gamma=gamma)
             for gamma in (3, 7, 11, 15)
-            for arm in (DSPARK, Arm("rnn", {"draft.markov_head": "rnn"}), DFLASH)
+            for arm in (DSPARK, RNN, DFLASH)
         ),
         ("--temperatures", "1", "--latency", "1", "32"), study_report.length,
     ),
     "thresholds": Experiment(
-        "Confidence thresholds", "figure 5", "smollm2", 4000, (DSPARK,),
+        "Confidence thresholds", "figure 5", "smollm2", STEPS, (DSPARK,),
         ("--temperatures", "1", "--thresholds", *(f"{t / 10:g}" for t in range(1, 10))), study_report.thresholds,
     ),
     "calibration": Experiment(
-        "Calibration, by temperature", "figure 6", "smollm2", 4000, (DSPARK,),
+        "Calibration, by temperature", "figure 6", "smollm2", STEPS, (DSPARK,),
         ("--temperatures", "1", "0.7", "0.3", "0"), study_report.calibration,
     ),
     "shortlist": Experiment(
-        "Shortlist size", "left open by the paper", "smollm2", 4000, (DSPARK,),
+        "Shortlist size", "left open by the paper", "smollm2", STEPS, (DSPARK,),
         ("--temperatures", "1", "0", "--latency", "1", "32"), study_report.shortlist,
         {f"shortlist-{n}": ("--shortlist", str(n)) for n in (8, 16, 32, 64, 256)},
     ),
     "decay": Experiment(
-        "Decay of the slot weights", "left open by the paper", "fixture", 1500,
+        "Decay of the slot weights", "left open by the paper", "fixture", FIXTURE_STEPS,
         tuple(_with(DSPARK, f"decay-{d:g}", loss__decay=d) for d in (2.5, 4.0, 7.0)),
         ("--temperatures", "1"), study_report.decay,
     ),
@@ -142,13 +148,15 @@ def command(log: Path, *arguments: object) -> None:
 
 def train(experiment: Experiment, arm: Arm, seed: int, target: Path, data: Path, work: Path, args: Namespace) -> Path:
     """Train one arm; return its draft."""
+    caches, held_out = args.cache or [data / "cache"], args.held_out or data / "held-out"
     run = work / "runs" / f"{experiment.pair}-{args.steps or experiment.steps}" / f"{arm.name}-{seed}"
     draft = run / "draft"
     if not (draft / "config.json").is_file():
         fields = {
-            "target": target, "data.caches": [str(data / "cache")], "data.held_out": [str(data / "held-out")],
-            "optim.steps": args.steps or experiment.steps, "optim.seed": seed, "output.folder": run,
-            "output.tensorboard": False, "device": args.device, **arm.overrides,
+            "target": target, "data.caches": [str(path.resolve()) for path in caches],
+            "data.held_out": [str(held_out.resolve())], "optim.steps": args.steps or experiment.steps,
+            "optim.seed": seed, "output.folder": run, "output.tensorboard": False, "device": args.device,
+            **arm.overrides,
         }  # fmt: skip
         given = [f"{name}={json.dumps(v) if not isinstance(v, Path) else v}" for name, v in fields.items()]
         say(f"training {arm.name}, seed {seed}")
@@ -175,9 +183,9 @@ def conduct(name: str, args: Namespace) -> None:
     started = time.monotonic()
     experiment, work = EXPERIMENTS[name], args.work.resolve()
     data = work / experiment.pair
-    target, sets = make_data(PRESETS[experiment.pair], experiment.pair, data, None, args.device)
+    target, sets = make_data(PRESETS[experiment.pair], experiment.pair, data, None, args.device, made=bool(args.cache))
     found = []
-    for arm, seed in itertools.product(experiment.arms, SEEDS):
+    for seed, arm in itertools.product(args.seeds, experiment.arms):
         draft = train(experiment, arm, seed, target, data, work, args)
         for suffix, options in {name: (), **experiment.passes}.items():
             folder = evaluate(draft, target, list(sets.values()), (*experiment.evaluation, *options), suffix, args)
@@ -203,6 +211,9 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show what there is")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "study", help="data, runs, evaluations")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="folder of reports and plots")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="one run of every arm each")
+    parser.add_argument("--cache", type=Path, nargs="+", default=None, help="data caches of the pair, made before")
+    parser.add_argument("--held-out", type=Path, default=None, help="held-out cache, made before")
     parser.add_argument("--steps", type=int, default=None, help="optimiser steps instead of the experiment's own")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto")
     args = parser.parse_args()
@@ -210,6 +221,8 @@ def main() -> int:
         for name, experiment in EXPERIMENTS.items():
             sys.stdout.write(f"{name:<12} {experiment.title} ({experiment.reference}), {experiment.pair}\n")
         return 0
+    if (args.cache is None) != (args.held_out is None):
+        parser.error("--cache and --held-out are given together or not at all")
     unknown = [name for name in args.experiments if name not in EXPERIMENTS]
     if unknown:
         parser.error(f"unknown experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}")
