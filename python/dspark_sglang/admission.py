@@ -13,23 +13,10 @@ from dspark_sglang import selection
 
 # Name that the client used, and whether a tokenized request asks for it.
 _SAMPLING_RULES: tuple[tuple[str, Callable[[Any], bool]], ...] = (
-    ("frequency_penalty", lambda p: p.frequency_penalty != 0.0),
-    ("presence_penalty", lambda p: p.presence_penalty != 0.0),
-    ("repetition_penalty", lambda p: p.repetition_penalty != 1.0),
-    ("min_tokens (min_new_tokens)", lambda p: p.min_new_tokens > 0),
-    ("logit_bias", lambda p: bool(p.logit_bias)),
-    ("response_format or tool_choice (json_schema)", lambda p: p.json_schema is not None),
-    ("regex", lambda p: p.regex is not None),
-    ("ebnf", lambda p: p.ebnf is not None),
-    ("response_format or tool_choice (structural_tag)", lambda p: p.structural_tag is not None),
-    # SGLang ignores a seed unless deterministic inference is on; accepting one here
-    # would promise a repeatability that is not there. Greedy output needs none.
-    ("seed", lambda p: p.sampling_seed is not None and p.top_k > 1),
     ("beam_width", lambda p: p.beam_width is not None and p.beam_width > 1),
     ("watermark", lambda p: getattr(p.watermark, "enabled", p.watermark is not None) is True),
 )
 _REQUEST_RULES: tuple[tuple[str, Callable[[Any], bool]], ...] = (
-    ("custom_logit_processor", lambda r: bool(r.custom_logit_processor)),
     ("lora_path (model adapter)", lambda r: r.lora_id is not None),
     ("return_hidden_states", lambda r: bool(r.return_hidden_states)),
     ("input_embeds", lambda r: r.input_embeds is not None),

@@ -69,7 +69,7 @@ class Allocator:
 
     def _survival(self, step: Step, block: DraftBlock, room: np.ndarray) -> np.ndarray:
         """Give float32 [R, gamma]; 0 where nothing may be verified."""
-        kinds, logits = step.sampled.astype(np.intp), block.confidence_logits
+        kinds, logits = step.kinds, block.confidence_logits
         inverse, biases = self._calibration.inverse_temperatures[kinds], self._calibration.biases[kinds]
         if logits.device.type == "cpu":
             scaled = logits.float().numpy() * inverse

@@ -123,22 +123,19 @@ class Knowledge:
             self._untimed = 0
             model.observe(requests, budget, drafted, context_tokens, 0, seconds)
 
-    def observe_rounds(
-        self, logits: np.ndarray, verified: np.ndarray, accepted: np.ndarray, sampled: np.ndarray
-    ) -> None:
+    def observe_rounds(self, logits: np.ndarray, verified: np.ndarray, accepted: np.ndarray, kinds: np.ndarray) -> None:
         """Learn what verified rounds came to; see `OnlineCalibration.observe`."""
         if not self.config.online:
             return
-        self._waiting.append((logits, verified, accepted, sampled))
+        self._waiting.append((logits, verified, accepted, kinds))
         self._waiting_rounds += len(logits)
         if self._waiting_rounds >= PORTION:
             columns = [np.concatenate(column) for column in zip(*self._waiting, strict=True)]
             self._waiting, self._waiting_rounds = [], 0
             self.calibration.observe(*columns)
 
-    def calibrated(self, logits: np.ndarray, sampled: np.ndarray) -> np.ndarray:
+    def calibrated(self, logits: np.ndarray, kinds: np.ndarray) -> np.ndarray:
         """Scale confidence logits [n, gamma] by each round's calibration; their sigmoid is the confidence."""
-        kinds = sampled.astype(np.intp)
         scaled = logits * self.calibration.inverse_temperatures[kinds]
         scaled += self.calibration.biases[kinds]
         return scaled

@@ -243,8 +243,6 @@ def serve(plan: LaunchPlan) -> None:
         view.speculative_algorithm or ""
     ).upper() == selection.ALGORITHM and selection.worker_choice() == selection.OURS:
         preflight.refuse_flags(view)
-        if target is not None and view.sampling_defaults == "model":
-            preflight.check_sampling_defaults(target)
     try:
         _run(server_args, view)
     finally:

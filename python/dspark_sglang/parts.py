@@ -19,6 +19,7 @@ from sgl_dspark.sampling.block import sample_block
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
+    from dspark_sglang.adjust.step import StepAdjustments
     from dspark_sglang.draft_kv import DraftKvPool
     from dspark_sglang.verify import VerifyWindow
     from sgl_dspark.model.drafter import Drafter
@@ -68,12 +69,14 @@ class StepParts:
         request_rows: torch.Tensor,
         rows: RowSampling,
         drafted: torch.Tensor | None = None,
+        adjustments: StepAdjustments | None = None,
     ) -> DraftBlock:
         """Draft the block of every request, or of those in ``drafted`` (int64, ascending)."""
+        places = None if drafted is None else drafted.tolist()
         slots, prefix_lens, own = layout.slots, layout.prefix_lens, rows
-        if drafted is not None:
+        if drafted is not None and places is not None:
             anchors, seq_lens, request_rows = anchors[drafted], seq_lens[drafted], request_rows[drafted]
-            slots, prefix_lens, own = slots[drafted], [prefix_lens[r] for r in drafted.tolist()], rows.select(drafted)
+            slots, prefix_lens, own = slots[drafted], [prefix_lens[r] for r in places], rows.select(drafted)
         kv_lens = [length + self.gamma for length in prefix_lens]
         plan = build_plan(self._table, request_rows, [self.gamma] * len(kv_lens), kv_lens, causal=False)
         attend = self._pool.attend(plan, slots[:, : self.gamma].reshape(-1))
@@ -84,7 +87,10 @@ class StepParts:
             anchors,
             own.draft_temperatures,
             shortlist=self._shortlist,
+            uniforms=own.uniforms(len(kv_lens), self.gamma),
             greedy=own.greediness,
+            adjustment=None if adjustments is None else adjustments.for_draft(places),
+            by_token=own.seeded is not None,
         )
         return block if drafted is None else spread(block, drafted, len(layout.prefix_lens))
 

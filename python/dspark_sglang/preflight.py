@@ -55,11 +55,6 @@ _REFUSED_FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ),
     ("--enable-pdmux", lambda a: bool(a.enable_pdmux), "its split prefill does not feed the draft"),
     (
-        "--enable-strict-thinking",
-        lambda a: bool(a.enable_strict_thinking),
-        "it constrains the reasoning by a grammar, and grammars are not exact yet",
-    ),
-    (
         "--tokenizer-worker-num",
         lambda a: a.tokenizer_worker_num > 1,
         "its extra processes load no plugins, so they would not refuse what is not exact",
@@ -77,7 +72,7 @@ _REFUSED_FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "--enable-deterministic-inference",
         lambda a: bool(a.enable_deterministic_inference),
-        "acceptance does not draw from per-request seeds yet",
+        "its attention backends do not verify drafts of different lengths; seeds repeat without it",
     ),
 )
 
@@ -183,23 +178,3 @@ def check_pair(target: dict[str, Any], draft_path: str) -> None:
                 f"the draft {draft_path} was made for another target ({name} {wanted}, but this target has {got}); "
                 "give the draft of this target with --speculative-draft-model-path"
             )
-
-
-def check_sampling_defaults(target_path: str) -> None:
-    """Raise `ConfigError` if the target brings a sampling default that every request would be refused for.
-
-    Parameters
-    ----------
-    target_path : str
-        The target's folder. SGLang applies its ``generation_config.json`` to requests
-        unless it is started with ``--sampling-defaults openai``.
-    """
-    file = Path(target_path).expanduser() / "generation_config.json"
-    if not file.is_file():
-        return
-    penalty = json.loads(file.read_text()).get("repetition_penalty")
-    if penalty not in (None, 1, 1.0):
-        raise ConfigError(
-            f"the target's generation_config.json asks for a repetition_penalty of {penalty}, which is not supported "
-            "with DSpark yet; add --sampling-defaults openai to leave the target's defaults out"
-        )

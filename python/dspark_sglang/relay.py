@@ -27,8 +27,8 @@ class Sent:
         Number of the decode step.
     slots, generations : int64 [n]
         Rows of the request pool that were drafted, and which of their occupants.
-    sampled : bool [n]
-        False for greedy requests.
+    kinds : int64 [n]
+        Which calibration each request has.
     logits_cpu : fp32 [n, gamma]
         Uncalibrated confidence logits; readable once `ready`.
     tokens_cpu : int64 [n, gamma]
@@ -38,7 +38,7 @@ class Sent:
     step: int
     slots: np.ndarray
     generations: np.ndarray
-    sampled: np.ndarray
+    kinds: np.ndarray
     logits_cpu: Tensor
     tokens_cpu: Tensor
     event: Any = None
@@ -59,18 +59,18 @@ class ConfidenceRelay:
         step: int,
         slots: np.ndarray,
         generations: np.ndarray,
-        sampled: np.ndarray,
+        kinds: np.ndarray,
         logits: Tensor,
         tokens: Tensor,
     ) -> Sent:
         """Start the copies of one step and return their handle."""
         if tokens.device.type == "cpu":
-            sent = Sent(step, slots, generations, sampled, logits, tokens)
+            sent = Sent(step, slots, generations, kinds, logits, tokens)
         else:
             logits_cpu, tokens_cpu = _to_pinned(logits), _to_pinned(tokens)
             event = torch.cuda.Event()
             event.record()
-            sent = Sent(step, slots, generations, sampled, logits_cpu, tokens_cpu, event)
+            sent = Sent(step, slots, generations, kinds, logits_cpu, tokens_cpu, event)
         self._pending.append(sent)
         return sent
 

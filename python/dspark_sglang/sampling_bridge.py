@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from sgl_dspark.calibration.online import ADJUSTED
+from sgl_dspark.calibration.records import GREEDY, SAMPLED
 from sgl_dspark.sampling.block import DraftBlock
 from sgl_dspark.sampling.draw import draw, uniforms
 from sgl_dspark.sampling.rejection import Verdict, verify
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from torch import Tensor
 
+    from dspark_sglang.adjust.seeds import SeededRequests
+    from dspark_sglang.adjust.step import StepAdjustments
     from dspark_sglang.verify import VerifyWindow
     from sgl_dspark.sampling.warp import Greediness
 
@@ -39,6 +44,9 @@ class RowSampling:
         As in `sgl_dspark.sampling.warp.target_probs`.
     filtered : bool
         Whether any request has a top-k, top-p or min-p.
+    seeded : SeededRequests or None
+    adjusted : bool [R], numpy, or None
+        Requests whose law or acceptance is not that of plain sampling; None if there are none.
     """
 
     greediness: Greediness
@@ -48,9 +56,11 @@ class RowSampling:
     top_ps: Tensor
     min_ps: Tensor
     filtered: bool
+    seeded: SeededRequests | None = None
+    adjusted: np.ndarray | None = None
 
     @classmethod
-    def of(cls, info: SamplingBatchInfo) -> RowSampling:
+    def of(cls, info: SamplingBatchInfo, adjustments: StepAdjustments | None = None) -> RowSampling:
         """Read the parameters of a batch; SGLang writes greedy as top-k 1 at temperature 1."""
         greedy_rows = info.top_ks <= 1
         temperatures = info.temperatures.view(-1)
@@ -58,7 +68,10 @@ class RowSampling:
         if greediness != "none":
             temperatures = temperatures.masked_fill(greedy_rows, 0.0)
         filtered = info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
-        return cls(greediness, greedy_rows, temperatures, info.top_ks, info.top_ps, info.min_ps, filtered)
+        seeded = adjustments.seeded if adjustments is not None else None
+        adjusted = adjustments.adjusted if adjustments is not None else None
+        filters = (info.top_ks, info.top_ps, info.min_ps)
+        return cls(greediness, greedy_rows, temperatures, *filters, filtered, seeded, adjusted)
 
     @classmethod
     def greedy(cls, requests: int, device: torch.device) -> RowSampling:
@@ -67,7 +80,7 @@ class RowSampling:
         return cls("all", ones.bool(), torch.zeros_like(ones), ones.int(), ones, torch.zeros_like(ones), False)
 
     def select(self, requests: Tensor) -> RowSampling:
-        """Give the parameters of some requests (int64 [n]) alone; what is known of their kinds stays."""
+        """Give the parameters of some requests (int64 [n], ascending) alone; what is known of their kinds stays."""
         return RowSampling(
             self.greediness,
             self.greedy_rows[requests],
@@ -76,7 +89,28 @@ class RowSampling:
             self.top_ps[requests],
             self.min_ps[requests],
             self.filtered,
+            None if self.seeded is None else self.seeded.select(requests),
         )
+
+    def kinds(self, count: int) -> np.ndarray:
+        """Tell which calibration each of ``count`` requests has, int64 [count]; see `sgl_dspark.calibration.online`."""
+        if self.greediness != "some":
+            found = np.full(count, SAMPLED if self.greediness == "none" else GREEDY)
+        else:
+            # Sync: a batch of both kinds reads back which is which (free on a CPU).
+            found = np.where(self.greedy_rows.cpu().numpy(), GREEDY, SAMPLED)
+        if self.adjusted is not None:
+            found[self.adjusted] = ADJUSTED
+        return found
+
+    def uniforms(self, count: int, width: int) -> Tensor | None:
+        """Give uniforms [count, width] that seeded requests share over draft and target; None if there are none."""
+        if self.seeded is None:
+            return None
+        device = self.greedy_rows.device
+        found = uniforms(count, width, device=device)
+        found[self.seeded.places.to(device)] = self.seeded.uniforms(width)
+        return found
 
     def target_law(self, logits: Tensor, window: VerifyWindow) -> Tensor:
         """Return the target's law of every verified row, fp32 [T, V]."""
@@ -105,14 +139,32 @@ def accept(block: DraftBlock, window: VerifyWindow, logits: Tensor, rows: RowSam
     """
     argmax = None if rows.greediness == "none" else logits.argmax(-1)
     probs = None if rows.greediness == "all" else rows.target_law(logits, window)
+    exact, greedy = rows.greedy_rows, rows.greediness
+    if rows.seeded is not None:
+        # A seed fixes the target's choice at each row, and a draft that is that choice is right: as for greedy ones.
+        assert probs is not None
+        count = len(window.verify_lens_list)
+        argmax = _with_seeded(argmax, probs, window, rows.seeded)
+        exact = exact | rows.seeded.mask(count)
+        greedy = "all" if rows.greediness == "none" and len(rows.seeded.places) == count else "some"
     return verify(
         block,
         window.verify_lens,
         target_argmax=argmax,
         target_probs=probs,
-        greedy_rows=rows.greedy_rows,
-        greedy=rows.greediness,
+        greedy_rows=exact,
+        greedy=greedy,
     )
+
+
+def _with_seeded(argmax: Tensor | None, probs: Tensor, window: VerifyWindow, seeded: SeededRequests) -> Tensor:
+    """Put the choices of seeded requests into the target's tokens per row, int64 [T]."""
+    rows, owners, depths = (part.to(probs.device) for part in window.rows_of(seeded.places.tolist()))
+    chosen = draw(probs[rows], seeded.uniforms(window.positions.shape[1])[owners, depths])
+    if argmax is None:
+        argmax = torch.zeros(probs.shape[0], dtype=torch.int64, device=probs.device)
+    argmax[rows] = chosen
+    return argmax
 
 
 def without_drafts(window: VerifyWindow, logits: Tensor, rows: RowSampling, stride: int) -> Verdict:
@@ -131,7 +183,8 @@ def without_drafts(window: VerifyWindow, logits: Tensor, rows: RowSampling, stri
     tokens = None if rows.greediness == "none" else logits.argmax(-1)
     if rows.greediness != "all":
         law = rows.target_law(logits, window)
-        drawn = draw(law, uniforms(len(law), 1, device=law.device).squeeze(1))
+        at = rows.uniforms(len(law), 1)
+        drawn = draw(law, (uniforms(len(law), 1, device=law.device) if at is None else at).squeeze(1))
         tokens = drawn if tokens is None else torch.where(rows.greedy_rows, tokens, drawn)
     assert tokens is not None
     out = torch.zeros((len(tokens), stride), dtype=torch.int64, device=tokens.device)

@@ -23,6 +23,8 @@ from dspark_sglang.rank_sync import RankSync
 from dspark_sglang.relay import ConfidenceRelay
 from dspark_sglang.rounds import RoundLog
 from dspark_sglang.step import Step
+from sgl_dspark.calibration.online import ADJUSTED
+from sgl_dspark.calibration.records import SAMPLED
 from sgl_dspark.planner.policy import Planner
 from sgl_dspark.planner.step import StepView
 
@@ -99,7 +101,7 @@ class VerifyScheduler:
         lengths = batch.seq_lens_cpu
         count, context_tokens = len(slots), int(lengths.sum())
         costs = self.knowledge.costs(count, self.gamma, context_tokens) if self.ragged else None
-        sampled = _sampled(rows, count)
+        kinds = rows.kinds(count)
         calibration = self.knowledge.calibration
         room = (self._context_length - 1 - lengths).clamp(0, self.gamma).numpy()
         if self.planner.config.policy != "static":
@@ -111,7 +113,7 @@ class VerifyScheduler:
             inverse_temperatures=self._ones,
             room=room,
             calibration_ok=calibration.usable,
-            empirical=calibration.empirical[int(sampled.sum() * 2 > count)],
+            empirical=calibration.empirical[np.bincount(kinds).argmax()],
         )
         decision = self.planner.decide(view)
         if not self.ragged:
@@ -126,7 +128,7 @@ class VerifyScheduler:
             requests=list(batch.reqs),
             slots=view.slots,
             generations=view.generations,
-            sampled=sampled,
+            kinds=kinds,
             room=room,
             context_tokens=context_tokens,
             decision=decision,
@@ -138,7 +140,7 @@ class VerifyScheduler:
     def _receive(self) -> None:
         """Hand the planner what has arrived of earlier steps; it reads them two steps after they were drafted."""
         for sent in self._relay.receive():
-            logits = self.knowledge.calibrated(sent.logits_cpu.numpy(), sent.sampled)
+            logits = self.knowledge.calibrated(sent.logits_cpu.numpy(), sent.kinds)
             self.planner.publish(sent.slots, sent.generations, logits, sent.step)
         if self._relay.waiting() > 1:
             # Only the step that was launched last may still be on its way.
@@ -178,13 +180,13 @@ class VerifyScheduler:
         """Send what the host will learn from: confidences to the planner, with the drafts to the calibration."""
         self._endings.note(step.requests, step.slots, step.generations, verdict.out_tokens, verdict.accept_lens)
         if block is not None:
-            slots, generations, sampled = step.slots, step.generations, step.sampled
+            slots, generations, kinds = step.slots, step.generations, step.kinds
             logits, drafts = block.confidence_logits, block.tokens
             if step.drafted is not None:
                 rows, on_device = step.drafted.numpy(), step.drafted.to(drafts.device)
-                slots, generations, sampled = slots[rows], generations[rows], sampled[rows]
+                slots, generations, kinds = slots[rows], generations[rows], kinds[rows]
                 logits, drafts = logits[on_device], drafts[on_device]
-            step.sent = self._relay.send(step.number, slots, generations, sampled, logits, drafts)
+            step.sent = self._relay.send(step.number, slots, generations, kinds, logits, drafts)
         self._unlearned.append(step)
         if len(self._unlearned) > MOST_UNLEARNED:
             self._unlearned.clear()
@@ -225,9 +227,11 @@ class VerifyScheduler:
         # or the rounds that are cut would be the lucky ones.
         first_end = np.where(ends.any(axis=1), ends.argmax(axis=1), self.gamma) + 1
         verified, accepted = np.minimum(step.lens[rows], first_end), np.minimum(accepted[rows], first_end)
-        logits, sampled = step.sent.logits_cpu.numpy()[kept], step.sampled[rows]
-        self.rounds.append(logits, verified, accepted, sampled)
-        self.knowledge.observe_rounds(logits, verified, accepted, sampled)
+        logits, kinds = step.sent.logits_cpu.numpy()[kept], step.kinds[rows]
+        self.knowledge.observe_rounds(logits, verified, accepted, kinds)
+        # What is recorded calibrates later servers, so it holds plain requests only.
+        plain = kinds != ADJUSTED
+        self.rounds.append(logits[plain], verified[plain], accepted[plain], kinds[plain] == SAMPLED)
 
     # From outside.
 
@@ -264,11 +268,3 @@ class VerifyScheduler:
         self.ledger = Ledger(self.gamma)
         self.planner.totals.clear()
         self.planner.fallbacks.clear()
-
-
-def _sampled(rows: RowSampling, count: int) -> np.ndarray:
-    """Tell which requests are sampled, bool [R]."""
-    if rows.greediness != "some":
-        return np.full(count, rows.greediness == "none")
-    # Sync: a batch of both kinds reads back which is which (free on a CPU).
-    return ~rows.greedy_rows.cpu().numpy()

@@ -23,8 +23,8 @@ class Step:
         SGLang's requests, in batch order.
     slots, generations : int64 [R]
         Rows of the request pool and their occupants' numbers.
-    sampled : bool [R]
-        False for greedy requests.
+    kinds : int64 [R]
+        Which calibration each request has: greedy, sampled, adjusted.
     room : int64 [R]
         Drafts that fit before the context ends and that the answer can still use, 0..gamma.
     drafted : int64 tensor [n] or None
@@ -39,7 +39,7 @@ class Step:
     requests: list[Any]
     slots: np.ndarray
     generations: np.ndarray
-    sampled: np.ndarray
+    kinds: np.ndarray
     room: np.ndarray
     context_tokens: int
     decision: Decision

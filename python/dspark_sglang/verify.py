@@ -5,7 +5,9 @@ Shape legend: R requests, W = gamma + 1 columns, T = sum of verify_lens rows.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +15,8 @@ import torch
 from dspark_sglang import compat
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 
@@ -123,6 +127,29 @@ class VerifyWindow:
     slots: Tensor
     qo_indptr: Tensor
     packed: Tensor | None
+
+    @cached_property
+    def first_rows(self) -> list[int]:
+        """First flat row of each request on the host, then T: length R + 1."""
+        return [0, *itertools.accumulate(self.verify_lens_list)]
+
+    def row_span(self, place: int) -> tuple[int, int]:
+        """Return the first flat row of a request and the one past its last."""
+        return self.first_rows[place], self.first_rows[place + 1]
+
+    def rows_of(self, places: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """List the verified rows of some requests, on the host.
+
+        Returns
+        -------
+        rows, owners, depths : int64 [M]
+            Flat rows, index into ``places``, and drafts before each row.
+        """
+        lens = torch.tensor([self.verify_lens_list[p] for p in places])
+        firsts = torch.tensor([self.first_rows[p] for p in places])
+        owners = torch.repeat_interleave(torch.arange(len(lens)), lens)
+        depths = torch.arange(len(owners)) - (lens.cumsum(0) - lens)[owners]
+        return firsts[owners] + depths, owners, depths
 
     def pack(self, values: Tensor) -> Tensor:
         """Select the verified rows of ``[R, W]`` values, flat and request-major: ``[T]``."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dspark_sglang import compat
+from dspark_sglang.adjust.adjuster import Adjuster
 from dspark_sglang.attention.cpu import CpuRaggedBackend
 from dspark_sglang.config import SchedulingConfig, WorkerConfig
 from dspark_sglang.draft_kv import DraftKvPool
@@ -120,6 +121,7 @@ class DsparkWorker(compat.BaseSpecWorker):
         self.token_to_kv_pool_allocator = token_to_kv_pool_allocator
         pool = DraftKvPool(self.drafter.config, self.num_slots, self.model_runner.dtype, self.device)
         self.parts = StepParts(self.drafter, pool, self.model_runner, self.config.shortlist)
+        self.adjuster = Adjuster(self.model_runner, self.stride, self.device)
 
     def init_attention_backends(self) -> None:
         """Look at the target's backend; the draft needs none, it runs from plans."""
@@ -191,15 +193,17 @@ class DsparkWorker(compat.BaseSpecWorker):
             Running requests; ``batch.spec_info`` carries their anchors in decode.
         on_publish : callable, optional
             Called once with the new lengths, as early as they are known.
-        grammar_barrier, pp_proxy_tensors : unused
-            Grammars are refused at admission, pipeline parallelism at start.
+        grammar_barrier : callable, optional
+            Advances grammars over what the last step emitted; called before they are read.
+        pp_proxy_tensors : unused
+            Pipeline parallelism is refused at start.
         """
         publish = on_publish or (lambda new_seq_lens: None)
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, publish)
         if batch.forward_mode.is_idle():
             return self._idle(publish)
-        return self._decode(batch, publish)
+        return self._decode(batch, publish, grammar_barrier)
 
     def _idle(self, publish: Callable[..., None]) -> Any:
         empty = torch.empty(0, dtype=torch.int64, device=self.device)
@@ -217,7 +221,9 @@ class DsparkWorker(compat.BaseSpecWorker):
                 for prefix, length in zip(batch.prefix_lens, batch.extend_lens, strict=True)
             ]
         ).to(self.device)
+        self.adjuster.before_prefill(batch)
         result = compat.forward_target_prefill(self._target_worker, batch)
+        self.adjuster.after_prefill(batch, result.next_token_ids)
         result.new_seq_lens = batch.seq_lens
         publish(result.new_seq_lens)
         features = compat.take_features(result.logits_output)
@@ -226,14 +232,17 @@ class DsparkWorker(compat.BaseSpecWorker):
         result.next_draft_input = compat.draft_input(result.next_token_ids, result.new_seq_lens)
         return result
 
-    def _decode(self, batch: ScheduleBatch, publish: Callable[..., None]) -> Any:
+    def _decode(self, batch: ScheduleBatch, publish: Callable[..., None], barrier: Callable[[], None] | None) -> Any:
         anchors = batch.spec_info.bonus_tokens
-        rows = RowSampling.of(batch.sampling_info)
+        adjustments = self.adjuster.begin(batch, barrier)
+        rows = RowSampling.of(batch.sampling_info, adjustments)
         layout = self.parts.layout(batch.seq_lens, batch.seq_lens_cpu, batch.req_pool_indices)
         step = self.scheduler.begin(batch, rows)
         block = None
         if step.drafts:
-            block = self.parts.draft(layout, anchors, batch.seq_lens, batch.req_pool_indices, rows, step.drafted)
+            block = self.parts.draft(
+                layout, anchors, batch.seq_lens, batch.req_pool_indices, rows, step.drafted, adjustments
+            )
         window = layout.window(self.scheduler.verify_lens(step, block))
         verify_input = self.parts.verify_input(anchors, block, window)
         batch.out_cache_loc = window.pack(window.slots)
@@ -241,9 +250,13 @@ class DsparkWorker(compat.BaseSpecWorker):
             self._target_worker, batch, verify_input, lens_include_window=not self._ragged
         )
         features = compat.take_features(logits_output)
+        if adjustments is not None:
+            adjustments.apply(logits_output.next_token_logits, window, block)
         outcome = self.parts.accept(block, window, logits_output.next_token_logits, rows)
         new_seq_lens = batch.seq_lens + outcome.accept_lens
         publish(new_seq_lens)
+        if adjustments is not None:
+            adjustments.commit(outcome.out_tokens, outcome.accept_lens)
         self.parts.commit(features, window, outcome.accept_lens)
         self.scheduler.end(step, block, outcome)
         if batch.return_logprob:

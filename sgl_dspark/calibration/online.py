@@ -16,17 +16,22 @@ from sgl_dspark.calibration.kind import KindState, OnlineConfig
 from sgl_dspark.calibration.maps import CalibrationMap
 from sgl_dspark.calibration.records import KINDS
 
-__all__ = ["FullLengthProbes", "OnlineCalibration", "OnlineConfig"]
+__all__ = ["ADJUSTED", "SERVED_KINDS", "FullLengthProbes", "OnlineCalibration", "OnlineConfig"]
+
+# Requests whose law is not plain sampling's (penalties, grammars, seeds and the like): their acceptance teaches
+# nothing about the others', is not stored, and does not stop the others from being planned.
+ADJUSTED = len(KINDS)
+SERVED_KINDS = (*KINDS, "adjusted")
 
 
 class OnlineCalibration:
-    """Keeps the calibration of greedy (row 0) and sampled (row 1) requests in step with what is served.
+    """Keeps the calibration of greedy (row 0), sampled (1) and adjusted (2) requests in step with what is served.
 
     Attributes
     ----------
-    inverse_temperatures, biases : float32 [2, G]
+    inverse_temperatures, biases : float32 [3, G]
         Calibrated confidence is sigmoid(z * inverse_temperatures + biases). Updated in place: keep a reference.
-    empirical : float32 [2, G]
+    empirical : float32 [3, G]
         Running mean of survival per slot; what a request without history is taken for. Updated in place.
     skipped : int
         Rounds left out because a logit was not finite or the counts made no sense.
@@ -36,7 +41,8 @@ class OnlineCalibration:
     gamma : int
         G.
     greedy, sampled : CalibrationMap, optional
-        Where to start, from ``calibration.json``; by default the identity, which is left sooner.
+        Where to start, from ``calibration.json``; by default the identity, which is left sooner. Adjusted requests
+        start where sampled ones do.
     config : OnlineConfig, optional
     """
 
@@ -49,17 +55,15 @@ class OnlineCalibration:
     ) -> None:
         self.gamma = gamma
         self.config = config or OnlineConfig()
-        self.inverse_temperatures = np.ones((2, gamma), dtype=np.float32)
-        self.biases = np.zeros((2, gamma), dtype=np.float32)
-        self.empirical = np.zeros((2, gamma), dtype=np.float32)
+        self.inverse_temperatures = np.ones((len(SERVED_KINDS), gamma), dtype=np.float32)
+        self.biases = np.zeros((len(SERVED_KINDS), gamma), dtype=np.float32)
+        self.empirical = np.zeros((len(SERVED_KINDS), gamma), dtype=np.float32)
         self.skipped = 0
-        self.kinds = [KindState(gamma, start, self.config) for start in (greedy, sampled)]
-        self._publish(0)
-        self._publish(1)
+        self.kinds = [KindState(gamma, start, self.config) for start in (greedy, sampled, sampled)]
+        for index in range(len(SERVED_KINDS)):
+            self._publish(index)
 
-    def observe(
-        self, logits: NDArray[np.float32], verified: ArrayLike, accepted: ArrayLike, sampled: ArrayLike
-    ) -> None:
+    def observe(self, logits: NDArray[np.float32], verified: ArrayLike, accepted: ArrayLike, kinds: ArrayLike) -> None:
         """Take the rounds of a step that has ended; now and then this refits (see `OnlineConfig`).
 
         Parameters
@@ -68,38 +72,41 @@ class OnlineCalibration:
             Of the confidence head, before calibration.
         verified, accepted : int [R]
             As in `RecordSet`: 0 <= accepted <= verified <= G, cut where the request ended.
-        sampled : bool [R]
+        kinds : int [R]
+            0 greedy, 1 sampled, 2 adjusted.
         """
         verified_, accepted_ = np.asarray(verified), np.asarray(accepted)
-        kind = np.asarray(sampled, dtype=bool)
+        kind = np.asarray(kinds, dtype=np.intp)
         good = (accepted_ >= 0) & (accepted_ <= verified_) & (verified_ <= self.gamma)
         # A sum is not finite if any term is not, and costs one pass.
         good &= np.isfinite(logits.sum(axis=1))
         if not good.all():
             self.skipped += int(len(good) - good.sum())
             logits, verified_, accepted_, kind = logits[good], verified_[good], accepted_[good], kind[good]
-        share = int(kind.sum())
-        if share == 0 or share == len(kind):
-            self._add(int(share > 0), logits, verified_, accepted_)
+        if not len(kind):
             return
-        for index, rows in ((0, ~kind), (1, kind)):
+        if (kind == kind[0]).all():
+            self._add(int(kind[0]), logits, verified_, accepted_)
+            return
+        for index in range(len(SERVED_KINDS)):
+            rows = kind == index
             self._add(index, logits[rows], verified_[rows], accepted_[rows])
 
     def flush(self) -> None:
-        """Take waiting rounds into account now and refit both kinds; for tests and replays."""
+        """Take waiting rounds into account now and refit every kind; for tests and replays."""
         for index, state in enumerate(self.kinds):
             state.absorb()
             state.refit()
             self._publish(index)
 
     def state(self, kind: int) -> str:
-        """Return ``learning`` (too few rounds to tell), ``ok`` or ``drift`` for greedy (0) or sampled (1) requests."""
+        """Return ``learning`` (too few rounds to tell), ``ok`` or ``drift`` for one kind of requests."""
         return self.kinds[kind].state
 
     @property
     def usable(self) -> bool:
-        """False while a kind that is served drifts: predictions are then not to be relied on."""
-        return all(state.state != "drift" for state in self.kinds)
+        """False while greedy or sampled requests drift: predictions are then not to be relied on."""
+        return all(state.state != "drift" for state in self.kinds[:ADJUSTED])
 
     def live_mean_ece(self, kind: int) -> float:
         """Return the mean over slots of recent ECE, less what chance adds; NaN before there is any evidence."""
@@ -107,7 +114,7 @@ class OnlineCalibration:
 
     def snapshot(self) -> dict[str, Any]:
         """Return what ``/dspark/state`` and metrics show, by kind, as plain values (None for unknown)."""
-        shown: dict[str, Any] = {name: self.kinds[i].snapshot() for i, name in enumerate(KINDS)}
+        shown: dict[str, Any] = {name: self.kinds[i].snapshot() for i, name in enumerate(SERVED_KINDS)}
         return {**shown, "skipped": self.skipped}
 
     def _add(self, index: int, logits: NDArray[np.float32], verified: NDArray[Any], accepted: NDArray[Any]) -> None:

@@ -12,46 +12,15 @@ which is lossless only to about 2**-9.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from sgl_dspark.sampling.draw import draw
 from sgl_dspark.sampling.draw import uniforms as fresh_uniforms
+from sgl_dspark.sampling.protocols import BlockDrafter, SequentialHeadLike, SlotAdjustment
 from sgl_dspark.sampling.topk import largest
 from sgl_dspark.sampling.warp import Greediness, greediness, promote
-
-
-class SequentialHeadLike(Protocol):
-    """What block sampling needs of a sequential head (see ``sgl_dspark.model.heads``)."""
-
-    def initial_state(self, rows: int, device: torch.device, dtype: torch.dtype) -> Tensor | None:
-        """Give the state before slot 0, or None for a head without memory."""
-
-    def step(self, prev_tokens: Tensor, h: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Give the latent [R, r] of one slot and the state after it, from the previous token [R] and h [R, d]."""
-
-    def bias(self, latent: Tensor, candidates: Tensor | None) -> Tensor:
-        """Give the bias of the candidates [R, S], or of the whole vocabulary [R, V] when there are none."""
-
-
-class BlockDrafter(Protocol):
-    """What block sampling needs of a drafter (see ``sgl_dspark.model.drafter``)."""
-
-    @property
-    def markov_head(self) -> SequentialHeadLike | None:
-        """The sequential head; None drafts every slot on its own (DFlash)."""
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-
-    def proposal_logits(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Give logits [..., C] of hidden states [..., d], and the ids int64 [C] of the columns; None for all."""
-
-    def confidence_logits(self, h: Tensor, prev_tokens: Tensor) -> Tensor:
-        """Give fp32 confidence logits [...] from h [..., d] and the tokens before [...]."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +158,8 @@ def sample_block(
     uniforms: Tensor | None = None,
     generator: torch.Generator | None = None,
     greedy: Greediness | None = None,
+    adjustment: SlotAdjustment | None = None,
+    by_token: bool = False,
 ) -> DraftBlock:
     """Draw every request's block, slot by slot, and the confidence of each slot (Sec. 3.1, Eq. 4-8).
 
@@ -208,6 +179,10 @@ def sample_block(
     generator : torch.Generator, optional
     greedy : {"all", "none", "some"}, optional
         The host's knowledge of which temperatures are 0. Sync: read from the device when absent.
+    adjustment : SlotAdjustment, optional
+        What of the requests' own settings the draft follows.
+    by_token : bool, optional
+        Order candidates by token id, so that a uniform picks about the token that it picks from the target's law.
 
     Returns
     -------
@@ -215,14 +190,17 @@ def sample_block(
     """
     greedy = greediness(temperatures == 0) if greedy is None else greedy
     base, candidates = candidates_of(drafter, h, shortlist)
+    if by_token and candidates is not None:
+        candidates, order = candidates.sort(-1)
+        base = base.gather(-1, order)
     if greedy == "all":
-        tokens = _greedy_tokens(drafter.markov_head, h, anchor_tokens, base, candidates)
+        tokens = _greedy_tokens(drafter.markov_head, h, anchor_tokens, base, candidates, adjustment)
         return DraftBlock(tokens, _confidence(drafter, h, anchor_tokens, tokens))
     if uniforms is None:
         uniforms = fresh_uniforms(*h.shape[:2], device=h.device, generator=generator)
     greedy_rows = temperatures == 0 if greedy == "some" else None
     tokens, choices, probs = _sampled_tokens(
-        drafter.markov_head, h, anchor_tokens, base, candidates, temperatures, greedy_rows, uniforms
+        drafter.markov_head, h, anchor_tokens, base, candidates, temperatures, greedy_rows, uniforms, adjustment
     )
     if greedy_rows is not None:
         probs.masked_fill_(greedy_rows.view(-1, 1, 1), 0.0)
@@ -234,14 +212,21 @@ def sample_block(
 
 
 def _greedy_tokens(
-    head: SequentialHeadLike | None, h: Tensor, anchor_tokens: Tensor, base: Tensor, candidates: Tensor | None
+    head: SequentialHeadLike | None,
+    h: Tensor,
+    anchor_tokens: Tensor,
+    base: Tensor,
+    candidates: Tensor | None,
+    adjustment: SlotAdjustment | None,
 ) -> Tensor:
     """Take the argmax at every slot; no law is built."""
     state = head.initial_state(h.shape[0], h.device, h.dtype) if head is not None else None
-    prev, tokens = anchor_tokens, []
+    prev, tokens = anchor_tokens, list[Tensor]()
     for j in range(h.shape[1]):
         listed = candidates[:, j] if candidates is not None else None
         logits, state = slot_logits(head, prev, h[:, j], base[:, j], listed, state)
+        if adjustment is not None:
+            logits = adjustment.adjust(j, logits, listed, tokens)
         choice = logits.argmax(-1)
         prev = choice if listed is None else listed.gather(1, choice.unsqueeze(1)).squeeze(1)
         tokens.append(prev)
@@ -257,6 +242,7 @@ def _sampled_tokens(
     temperatures: Tensor,
     greedy_rows: Tensor | None,
     uniforms: Tensor,
+    adjustment: SlotAdjustment | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw every slot; greedy rows (bool [R], None for none) take the argmax.
 
@@ -268,10 +254,12 @@ def _sampled_tokens(
     state = head.initial_state(rows, h.device, h.dtype) if head is not None else None
     # Slot-major, so that each slot's law is written in place and contiguous.
     laws = torch.empty((gamma, *base[:, 0].shape), dtype=promote(base[:0]).dtype, device=h.device)
-    prev, tokens, choices = anchor_tokens, [], []
+    prev, tokens, choices = anchor_tokens, list[Tensor](), []
     for j in range(gamma):
         listed = candidates[:, j] if candidates is not None else None
         logits, state = slot_logits(head, prev, h[:, j], base[:, j], listed, state)
+        if adjustment is not None:
+            logits = adjustment.adjust(j, logits, listed, tokens)
         choice = draw(slot_law(logits, divisors, out=laws[j]), uniforms[:, j])
         if greedy_rows is not None:
             choice = torch.where(greedy_rows, logits.argmax(-1), choice)

@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sgl_dspark.sampling.block import BlockDrafter, candidates_of, slot_law, slot_logits
+from sgl_dspark.sampling.block import candidates_of, slot_law, slot_logits
+from sgl_dspark.sampling.protocols import BlockDrafter
 from sgl_dspark.sampling.rejection import acceptance_probability, residual_law
 
 Rule = Callable[[NDArray[np.float64]], Sequence[int] | NDArray[np.int64]]

@@ -21,12 +21,14 @@ class PlainAnswers:
     lengths: dict[str, Any]
     logprobs: dict[str, Any]
     burst: dict[str, Any]
+    adjusted: dict[str, Any]
 
 
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> PlainAnswers:
     """Serve the target alone, ask it everything, stop it."""
     pytest.importorskip("sglang")
+    adjusted = _adjusted_answers(tmp_path_factory)
     log = tmp_path_factory.mktemp("plain") / "log"
     server = ServerProcess(["--plain", *pair.SERVER_FLAGS], log, **pair.SERVER_ENVIRONMENT)
     server.start()
@@ -38,8 +40,24 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> PlainAnswers:
             arms.answer_all(server, arms.length_requests()),
             arms.answer_all(server, arms.logprob_requests()),
             arms.answer_all(server, arms.burst_requests(), arms.BURST),
+            adjusted,
         )
         assert "spec_verify_ct" not in greedy["prompt 0"]["meta_info"]
+        server.stop()
+    finally:
+        server.kill()
+    return answers
+
+
+def _adjusted_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    log = tmp_path_factory.mktemp("plain-exact") / "log"
+    server = ServerProcess(["--plain", "--disable-overlap-schedule", *pair.SERVER_FLAGS], log)
+    server.start()
+    try:
+        requests = arms.adjusted_requests()
+        answers = arms.answer_all(
+            server, {n: r for n, r in requests.items() if not arms.is_only_penalised(n.rsplit(" ", 1)[0])}
+        )
         server.stop()
     finally:
         server.kill()

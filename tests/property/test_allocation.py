@@ -49,7 +49,7 @@ def step_of(rooms: list[int], decision: Decision, costs: StepCosts | None, numbe
     return SimpleNamespace(
         number=number,
         slots=np.arange(count),
-        sampled=np.zeros(count, bool),
+        kinds=np.zeros(count, np.int64),
         room=np.array(rooms),
         decision=decision,
         drafted=drafted,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from tests.support.pair import CONTEXT_LENGTH, Request, chat, generate, prompts, questions
+from tests.support.pair import CONTEXT_LENGTH, NUM_PROMPTS, Request, chat, generate, prompts, questions, tokenizer
 from tests.support.server import ServerProcess, concurrently
 
 CONCURRENCY, BURST = 16, 40
@@ -72,6 +73,69 @@ def burst_requests() -> dict[str, Request]:
         f"burst {i}": generate(prompt, ignore_eos=True, max_new_tokens=200)
         for i, prompt in enumerate(prompts()[:BURST])
     }
+
+
+def logit_processors() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Give custom processors as SGLang takes them: one knows its parameters only, one reads the answer."""
+    from tests.support.processors import BanTokens, NoThreeInARow
+
+    return {
+        "ban": (BanTokens.to_str(), {"tokens": [20, 21, 22, 23, 24, 25]}),
+        "no three in a row": (NoThreeInARow.to_str(), {"least": 0}),
+    }
+
+
+def adjusting_settings() -> dict[str, dict[str, Any]]:
+    """Give every setting that changes the target's logits, alone and together."""
+    digits = {
+        str(token): bias for token, bias in zip(tokenizer().encode("0123456789"), (6, -100, 3.5, -7), strict=False)
+    }
+    end = [tokenizer().eos_token_id]
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yz"]}}, "required": ["a"]}
+    return {
+        "frequency": {"frequency_penalty": 1.1},
+        "frequency below 0": {"frequency_penalty": -0.4},
+        "presence": {"presence_penalty": 1.5},
+        "repetition": {"repetition_penalty": 1.15},
+        "repetition below 1": {"repetition_penalty": 0.8},
+        "all penalties": {"frequency_penalty": 0.3, "presence_penalty": 0.4, "repetition_penalty": 1.3},
+        "least length": {"min_new_tokens": 50},
+        "least length and stop tokens": {"min_new_tokens": 20, "stop_token_ids": tokenizer().encode("1 2 e a")},
+        "bias": {"logit_bias": digits},
+        "end banned": {"logit_bias": {str(end[0]): -100}},
+        "end at once": {"logit_bias": {str(end[0]): 100}},
+        "JSON": {"json_schema": json.dumps(schema)},
+        "tiny JSON": {"json_schema": '{"type": "object", "additionalProperties": false}'},
+        "regex": {"regex": "(the|a) [a-z]{3,9}( [a-z]{1,7}){2,5}[.!]"},
+        "regex that ends": {"regex": "[0-9]{2}"},
+        "EBNF": {"ebnf": 'root ::= "x" [0-9]+ ("," " "? [0-9]+)* ";"'},
+        "JSON and penalties": {"json_schema": json.dumps(schema), "repetition_penalty": 1.2, "presence_penalty": 0.5},
+        "regex and least length": {"regex": "[a-z ]{1,300}", "min_new_tokens": 12, "logit_bias": digits},
+        "all": {"frequency_penalty": 0.5, "min_new_tokens": 30, "logit_bias": digits, "regex": "[a-z0-9 ]{20,400}"},
+    }
+
+
+def adjusted_requests() -> dict[str, Request]:
+    """Ask prompts with every setting of `adjusting_settings`, and with custom processors."""
+    requests = {}
+    for s, (name, settings) in enumerate(adjusting_settings().items()):
+        for i in range(14):
+            requests[f"{name} {i}"] = generate(prompts()[(s * 14 + i) % NUM_PROMPTS], **settings)
+    for name, (processor, parameters) in logit_processors().items():
+        for i in range(17):
+            path, payload = generate(prompts()[i * 3], custom_params=parameters)
+            requests[f"{name} {i}"] = Request(path, {**payload, "custom_logit_processor": processor})
+    return requests
+
+
+def is_only_penalised(name: str) -> bool:
+    """Tell whether a setting of `adjusting_settings` is penalties and nothing else.
+
+    SGLang's own are no reference for these: with overlap they come one token late and count the prompt's last token,
+    and several at once go wrong without it too.
+    """
+    settings = adjusting_settings().get(name, {"none": 0})
+    return all(key.endswith("_penalty") for key in settings)
 
 
 def essence(answer: Any) -> Any:

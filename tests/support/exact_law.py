@@ -65,3 +65,30 @@ def partition(prompt: Sequence[int], length: int, least: float) -> dict[tuple[in
 def cell_of(tokens: Sequence[int], cells: dict[tuple[int, ...], float]) -> tuple[int, ...]:
     """Find the cell of a continuation: its longest head among the keys."""
     return next(key for n in range(len(tokens), -1, -1) if (key := tuple(tokens[:n])) in cells)
+
+
+def penalised_logits(
+    logits: Tensor,
+    answer: Sequence[int],
+    *,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    repetition_penalty: float = 1.0,
+) -> Tensor:
+    """Penalise logits [N, V] of the positions of an answer one after another, each with the tokens before it."""
+    found = logits.double().clone()
+    counts = torch.zeros(logits.shape[1], dtype=torch.float64)
+    for row, token in zip(found, answer, strict=True):
+        seen = counts > 0
+        row -= frequency_penalty * counts + presence_penalty * seen
+        row[seen & (row < 0)] *= repetition_penalty
+        row[seen & (row > 0)] /= repetition_penalty
+        counts[token] += 1
+    return found
+
+
+@torch.no_grad()
+def answer_logits(prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+    """Give the target's logits fp32 [N, V] that each of N tokens of an answer was chosen by."""
+    logits = target_model()(torch.tensor([[*prompt, *answer]])).logits[0]
+    return logits[len(prompt) - 1 : -1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -71,8 +71,12 @@ def served_positions(
     generator: torch.Generator,
     top_k: int = 0,
     top_p: float = 1.0,
+    adjusted: Callable[[Tensor, Sequence[int]], Tensor] = lambda logits, _: logits,
 ) -> Iterator[Positions]:
-    """Yield the positions of answers served at temperature 1, some texts at a time; texts of like length together."""
+    """Yield the positions of answers served at temperature 1, some texts at a time; texts of like length together.
+
+    ``adjusted`` gives the logits [N, V] that the N tokens of an answer were drawn by, from the target's own.
+    """
     texts = sorted(zip(prompts, answers, strict=True), key=lambda pair: len(pair[0]) + len(pair[1]))
     for start in range(0, len(texts), ROWS_AT_ONCE):
         part = texts[start : start + ROWS_AT_ONCE]
@@ -91,5 +95,8 @@ def served_positions(
             drafter(), hidden, ids.gather(1, anchors)[keep], torch.ones(len(hidden)), generator=generator
         )
         logits = out.logits[torch.arange(len(part))[:, None], anchors][keep]
+        logits = torch.cat(
+            [adjusted(own, a) for own, (_, a) in zip(logits.split([len(a) for _, a in part]), part, strict=True)]
+        )
         tokens = torch.tensor([token for _, answer in part for token in answer])
         yield Positions(tokens, warped(logits, 1.0, top_k, top_p), block)

@@ -200,7 +200,7 @@ def test_no_rounds_change_nothing() -> None:
     online = OnlineCalibration(GAMMA)
     online.observe(np.zeros((0, GAMMA), np.float32), [], [], [])
     online.flush()
-    assert online.inverse_temperatures.tolist() == [[1.0] * GAMMA] * 2
+    assert online.inverse_temperatures.tolist() == [[1.0] * GAMMA] * 3
 
 
 def test_the_snapshot_is_plain_json() -> None:
@@ -256,3 +256,21 @@ def test_probes_that_were_not_needed_are_not_made_up_for_all_at_once() -> None:
             probes.charge(GAMMA)
             extra += GAMMA
     assert 0 < extra <= 0.01 * trimmed + 2 * GAMMA
+
+
+def test_adjusted_requests_are_learned_apart_and_stop_nobody() -> None:
+    """Their acceptance is another one; the others' calibration and readiness must not move with it."""
+    rng, online = np.random.default_rng(3), OnlineCalibration(GAMMA)
+    feed(online, Traffic(1.0, 0.5).draw(600, rng))
+    greedy, inverse = online.empirical[0].copy(), online.inverse_temperatures[:2].copy()
+    draws = Traffic(1.0, -2.5).draw(3000, rng)
+    for start in range(0, 3000, 60):
+        part = slice(start, start + 60)
+        kinds = np.full(60, ADJUSTED)
+        online.observe(draws.logits[part], draws.verified[part], draws.accepted[part], kinds)
+    online.flush()
+    assert online.usable
+    np.testing.assert_array_equal(online.empirical[0], greedy)
+    np.testing.assert_allclose(online.inverse_temperatures[:2], inverse, rtol=0.05)
+    assert online.empirical[ADJUSTED].mean() < greedy.mean() - 0.1
+    assert online.snapshot()["adjusted"]["rounds"] == 3000

@@ -144,7 +144,7 @@ def test_the_calibration_beside_the_draft_is_used(draft: Path) -> None:
     store_calibration(draft, draft / FILE_NAME)
     one = knowledge(draft)
     assert one.calibration_source == FILE_NAME
-    scaled = one.calibrated(np.full((2, GAMMA), 4.0, np.float32), np.array([False, True]))
+    scaled = one.calibrated(np.full((2, GAMMA), 4.0, np.float32), np.array([0, 1]))
     assert np.allclose(scaled, 2.0)
     assert knowledge(draft, calibration=OFF).calibration_source == "off"
 

@@ -28,7 +28,6 @@ SERVED_FLAGS: dict[str, Any] = {
     "enable_mixed_chunk": False,
     "page_size": 1,
     "enable_deterministic_inference": False,
-    "enable_strict_thinking": False,
     "tokenizer_worker_num": 1,
     "smg_grpc_mode": False,
     "grpc_mode": False,
@@ -57,7 +56,6 @@ def one_sentence(message: str) -> bool:
         ("--enable-mixed-chunk", {"enable_mixed_chunk": True}),
         ("--page-size", {"page_size": 16}),
         ("--enable-deterministic-inference", {"enable_deterministic_inference": True}),
-        ("--enable-strict-thinking", {"enable_strict_thinking": True}),
         ("--tokenizer-worker-num", {"tokenizer_worker_num": 2}),
         ("--smg-grpc-mode", {"smg_grpc_mode": True}),
         ("--smg-grpc-mode", {"grpc_mode": True}),
@@ -88,7 +86,6 @@ def test_every_refused_flag_is_tested() -> None:
         "--disaggregation-mode",
         "--enable-mixed-chunk",
         "--page-size",
-        "--enable-strict-thinking",
         "--tokenizer-worker-num",
         "--smg-grpc-mode",
         "SGLANG_RUST_SERVER",
@@ -200,18 +197,3 @@ def test_a_draft_whose_weights_cannot_be_read_is_found_before_loading(tmp_path: 
     target = json.loads((GOLDEN / "target" / "config.json").read_text())
     with pytest.raises(CheckpointError, match="cannot read .*model.safetensors"):
         preflight.check_pair(target, str(draft))
-
-
-@pytest.mark.parametrize(("penalty", "refused"), [(1.05, True), (1.0, False), (None, False)])
-def test_a_default_that_would_refuse_every_request_is_found_at_the_start(
-    tmp_path: Path, penalty: float | None, refused: bool
-) -> None:
-    preflight.check_sampling_defaults(str(tmp_path))
-    content = {"temperature": 0.7} | ({} if penalty is None else {"repetition_penalty": penalty})
-    (tmp_path / "generation_config.json").write_text(json.dumps(content))
-    if not refused:
-        preflight.check_sampling_defaults(str(tmp_path))
-        return
-    with pytest.raises(ConfigError, match="repetition_penalty of 1.05.*--sampling-defaults openai") as caught:
-        preflight.check_sampling_defaults(str(tmp_path))
-    assert one_sentence(str(caught.value))

@@ -1,0 +1,109 @@
+"""First tokens, which SGLang's sampler draws at the end of a prefill: here they get their seed and their penalties.
+
+An answer that goes on after a retraction has a first token of a prefill too, but is not empty.
+
+Shape legend: R requests, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sgl_dspark.sampling.draw import draw
+from sgl_dspark.sampling.warp import target_probs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+    from torch import Tensor
+
+    from dspark_sglang.adjust.seeds import SeededRequests
+
+
+class SeededSampler:
+    """SGLang's sampler, which is left nothing to draw where a seed has drawn already.
+
+    Attributes
+    ----------
+    seeded : SeededRequests or None
+        Of the prefill about to be sampled; used once.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self.seeded: SeededRequests | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_sampler":
+            raise AttributeError(name)
+        return getattr(self._sampler, name)
+
+    def __call__(
+        self, logits_output: Any, sampling_info: SamplingBatchInfo, return_logprob: bool, *rest: Any, **named: Any
+    ) -> Any:
+        """Sample as SGLang's sampler does; rows of seeded requests leave it one token each."""
+        seeded, self.seeded = self.seeded, None
+        if seeded is None:
+            return self._sampler(logits_output, sampling_info, return_logprob, *rest, **named)
+        processed = self._sampler._preprocess_logits(logits_output.next_token_logits, sampling_info)
+        if return_logprob:
+            named.setdefault("logprob_logits", processed.clone())
+        logits_output.next_token_logits = force_choices(processed, sampling_info, seeded)
+        had, sampling_info.has_custom_logit_processor = sampling_info.has_custom_logit_processor, False
+        try:
+            return self._sampler(logits_output, sampling_info, return_logprob, *rest, **named)
+        finally:
+            sampling_info.has_custom_logit_processor = had
+
+
+def force_choices(logits: Tensor, info: SamplingBatchInfo, seeded: SeededRequests) -> Tensor:
+    """Leave the rows of seeded requests their choice alone, in place; returns ``logits`` [R, V]."""
+    places = seeded.places.to(logits.device)
+    law = target_probs(
+        logits[places],
+        info.temperatures.view(-1)[places],
+        info.top_ks[places],
+        info.top_ps[places],
+        info.min_ps[places],
+    )
+    chosen = draw(law, seeded.uniforms(1).squeeze(1))
+    logits.index_fill_(0, places, float("-inf"))
+    logits[places, chosen] = 0.0
+    return logits
+
+
+def continue_penalties(
+    info: SamplingBatchInfo,
+    place: int,
+    earlier: Sequence[int],
+    coefficients: Sequence[float],
+    barred: Sequence[int],
+) -> None:
+    """Write the penalties of an answer that has tokens already into SGLang's, which count from nothing.
+
+    Parameters
+    ----------
+    info : SamplingBatchInfo
+        The copy for one forward, whose penalties are summed up.
+    place : int
+        In the batch.
+    earlier : sequence of int
+        The answer.
+    coefficients : sequence of float
+        Frequency, presence and repetition penalty.
+    barred : sequence of int
+        Tokens that would end the answer before its least length.
+    """
+    additive = info.acc_additive_penalties
+    if additive is None:
+        return
+    frequency, presence, repetition = coefficients
+    counts = torch.bincount(torch.tensor(earlier), minlength=additive.shape[1]).to(additive)
+    additive[place] = -frequency * counts - presence * (counts > 0)
+    if barred:
+        additive[place, torch.tensor(barred, device=additive.device)] = float("-inf")
+    if info.acc_scaling_penalties is not None:
+        info.acc_scaling_penalties[place] = torch.where(counts > 0, repetition, 1.0)

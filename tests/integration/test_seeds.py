@@ -1,0 +1,88 @@
+"""A seed repeats an answer, whatever is drafted, verified or served beside it; over seeds the law is the target's."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sgl_dspark.sampling.statistics import chi_square
+from tests.integration.test_policies import DEFAULT
+from tests.integration.test_sampled import ALPHA
+from tests.support import arms, pair
+from tests.support.exact_law import cell_of, partition
+from tests.support.server import ServerProcess
+
+pytestmark = pytest.mark.server
+
+
+def seeded(count: int) -> dict[str, pair.Request]:
+    """Ask prompts with seeds, some of them with filters, penalties or a grammar besides."""
+    more: list[dict[str, Any]] = [
+        {}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.05}, {"repetition_penalty": 1.2}, {"regex": "[a-z ]{1,300}"},
+    ]  # fmt: skip
+    return {
+        f"{i}": pair.generate(prompt, temperature=1.0, sampling_seed=1000 + i, **more[i % len(more)])
+        for i, prompt in enumerate(pair.prompts()[:count])
+    }
+
+
+def outputs(answers: dict[str, Any]) -> dict[str, Any]:
+    return {name: answer["output_ids"] for name, answer in answers.items()}
+
+
+def test_answers_repeat_alone_in_batches_and_under_every_policy(dspark: ServerProcess) -> None:
+    requests = seeded(48)
+    first = outputs(arms.answer_all(dspark, requests))
+    names = list(requests)
+    random.Random(3).shuffle(names)
+    assert outputs(arms.answer_all(dspark, {name: requests[name] for name in names}, 5)) == first
+    try:
+        for policy in ({"policy": "static", "verify_drafts": 2}, {"policy": "static", "verify_drafts": 0}):
+            assert dspark.post("/dspark/policy", policy).status_code == 200
+            few = {name: requests[name] for name in names[:16]}
+            assert outputs(arms.answer_all(dspark, few, 4)) == {name: first[name] for name in few}
+    finally:
+        assert dspark.post("/dspark/policy", DEFAULT).status_code == 200
+
+
+def test_other_seeds_give_other_answers(dspark: ServerProcess) -> None:
+    prompt = pair.prompts()[8]
+    asked = {f"{s}": pair.generate(prompt, temperature=1.0, sampling_seed=s) for s in (0, 1, -1, 2**63 - 1, -(2**63))}
+    answers = outputs(arms.answer_all(dspark, asked))
+    assert len({tuple(answer) for answer in answers.values()}) == len(asked)
+
+
+def test_chat_takes_a_seed_too(dspark: ServerProcess) -> None:
+    request = pair.chat("What is 2 + 3?", temperature=1.2, seed=11)
+    first, second = dspark.ask(*request), dspark.ask(*request)
+    assert first["choices"][0]["message"] == second["choices"][0]["message"]
+
+
+def test_logprobs_of_a_seeded_answer_are_the_targets(dspark: ServerProcess) -> None:
+    path, payload = pair.generate(pair.prompts()[2], temperature=1.0, sampling_seed=5, max_new_tokens=12)
+    answer = dspark.ask(path, {**payload, "return_logprob": True})
+    given = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
+    scored = {"input_ids": [*payload["input_ids"], *answer["output_ids"]], "return_logprob": True}
+    scored |= {"logprob_start_len": len(payload["input_ids"]) - 1, "sampling_params": {"max_new_tokens": 0}}
+    again = dspark.ask(path, scored)["meta_info"]["input_token_logprobs"][1:]
+    np.testing.assert_allclose(given, [entry[0] for entry in again][: len(given)], atol=1e-4)
+
+
+def test_over_seeds_first_tokens_have_the_joint_law(dspark: ServerProcess) -> None:
+    prompt, samples, tokens = pair.prompts()[9], 800, 6
+    requests = {
+        f"{s}": pair.generate(prompt, temperature=1.0, max_new_tokens=tokens, ignore_eos=True, sampling_seed=s)
+        for s in range(samples)
+    }
+    law = partition(prompt, tokens, least=5 / samples)
+    seen = Counter(cell_of(one, law) for one in outputs(arms.answer_all(dspark, requests, 40)).values())
+    result = chi_square(
+        np.array([seen[cell] for cell in law]), np.array(list(law.values())), effect_size=0.3, alpha=ALPHA
+    )
+    assert result.dof >= 4
+    assert result.power > 0.9
+    assert result.p_value > ALPHA

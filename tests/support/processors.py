@@ -1,0 +1,27 @@
+"""Custom logit processors that tests send to a server; they travel as code, so each stands on its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+
+
+class BanTokens(CustomLogitProcessor):
+    def __call__(self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> torch.Tensor:
+        for row, parameters in enumerate(custom_param_list or []):
+            logits[row, parameters["tokens"]] = -float("inf")
+        return logits
+
+
+class NoThreeInARow(CustomLogitProcessor):
+    """Bans the last token of an answer where it already stands twice."""
+
+    def __call__(self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> torch.Tensor:
+        for row, parameters in enumerate(custom_param_list or []):
+            answer = parameters["__req__"].output_ids
+            if len(answer) >= 2 and answer[-1] == answer[-2]:
+                logits[row, answer[-1]] = -float("inf")
+            logits[row, len(answer) % 7] += 2.0
+        return logits

@@ -1,0 +1,196 @@
+"""The state behind adjusted requests: traits by slot, answers, grammar walks, the draft's side."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from dspark_sglang.adjust import traits as t
+from dspark_sglang.adjust.answers import Answers
+from dspark_sglang.adjust.grammars import GrammarWalk
+from dspark_sglang.adjust.processors import process
+from dspark_sglang.adjust.seeds import SeededRequests
+from dspark_sglang.adjust.step import Biases, StepAdjustments
+from sgl_dspark.sampling.block import DraftBlock
+from tests.support import pair
+from tests.unit.plugin.test_sampling_bridge import window_of
+
+CPU = torch.device("cpu")
+
+
+def request(prompt: int = 4, **sampling: Any) -> SimpleNamespace:
+    grammar = sampling.pop("grammar", None)
+    processor = sampling.pop("processor", None)
+    params = SamplingParams(**sampling)
+    params.normalize(pair.tokenizer())
+    return SimpleNamespace(
+        sampling_params=params, origin_input_ids=[0] * prompt, grammar=grammar, custom_logit_processor=processor
+    )
+
+
+@pytest.mark.parametrize(
+    ("sampling", "flags"),
+    [
+        ({}, 0),
+        ({"temperature": 0, "sampling_seed": 3}, 0),
+        ({"sampling_seed": 0}, t.SEEDED),
+        ({"frequency_penalty": 0.1}, t.PENALISED),
+        ({"repetition_penalty": 1.1, "min_new_tokens": 3}, t.PENALISED | t.SHORTEST),
+        ({"logit_bias": {"4": 1.0}}, t.BIASED),
+        ({"logit_bias": {}}, 0),
+        ({"grammar": object()}, t.CONSTRAINED),
+        ({"processor": "code"}, t.PROCESSED),
+    ],
+)
+def test_traits(sampling: dict[str, Any], flags: int) -> None:
+    found = t.RequestTraits(3).look([request(**sampling)], np.array([2]), np.array([5]))
+    assert found.tolist() == [flags]
+
+
+def test_a_slot_is_read_again_for_its_next_occupant_only() -> None:
+    traits = t.RequestTraits(2)
+    slots = np.array([1])
+    assert traits.look([request(presence_penalty=1.0)], slots, np.array([7])).any()
+    assert traits.look([request()], slots, np.array([7])).any()
+    assert not traits.look([request()], slots, np.array([8])).any()
+
+
+def test_answers_grow_and_count() -> None:
+    answers, rng = Answers(40, 11, CPU), np.random.default_rng(0)
+    known: dict[int, list[int]] = {}
+    for slot in (3, 39, *range(10, 22)):
+        earlier = rng.integers(0, 11, slot % 3).tolist()
+        first = int(rng.integers(0, 11))
+        answers.begin(slot, slot + 100, earlier, torch.tensor(first))
+        known[slot] = [*earlier, first]
+    slots = np.array(list(known))
+    for _ in range(120):
+        tokens = torch.from_numpy(rng.integers(0, 11, (len(slots), 5)))
+        emitted = torch.from_numpy(rng.integers(1, 6, len(slots)))
+        ends = [len(known[s]) for s in slots]
+        answers.append(answers.rows(slots), torch.tensor(ends), tokens, emitted, max(ends) + 5)
+        for row, slot in enumerate(slots):
+            known[slot] += tokens[row, : emitted[row]].tolist()
+    longest = max(map(len, known.values()))
+    assert longest > 256
+    assert answers.knows(slots, slots + 100).all()
+    assert not answers.knows(slots, slots + 101).any()
+    rows = answers.rows(slots)
+    for row, slot in enumerate(slots):
+        listed = answers.tokens(rows, longest)[row].tolist()
+        assert listed[: len(known[slot])] == known[slot]
+        assert set(listed) <= set(known[slot])
+        assert answers.counts(rows)[row].tolist() == np.bincount(known[slot], minlength=11).tolist()
+    answers.begin(3, 999, [], torch.tensor(4))
+    assert answers.counts(answers.rows(np.array([3])))[0].tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.fixture(scope="module")
+def backend() -> XGrammarGrammarBackend:
+    tokenizer = pair.tokenizer()
+    return XGrammarGrammarBackend(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+
+
+def test_a_walk_masks_each_row_and_leaves_the_matcher_where_it_was(backend: XGrammarGrammarBackend) -> None:
+    tokenizer, size = pair.tokenizer(), len(pair.tokenizer())
+    grammar = backend.dispatch_regex("[0-9]{2}")
+    one, two, letter = (tokenizer.encode(c)[0] for c in ("1", "2", "a"))
+    end = tokenizer.eos_token_id
+    window = window_of([4, 2, 4])
+    logits = torch.zeros(10, size)
+    walk = GrammarWalk({0: grammar, 2: grammar.copy()}, 4, size)
+    # Request 0 drafts "1", "2", the end; request 2 a letter, which the grammar forbids.
+    walk.apply(logits, window, [[one, two, end], [0, 0, 0], [letter, one, one]])
+    walk.finish()
+    allowed = [set(torch.isfinite(row).nonzero().view(-1).tolist()) for row in logits]
+    assert {one, two} <= allowed[0]
+    assert letter not in allowed[0]
+    assert {one, two} <= allowed[1]
+    assert end not in allowed[1]
+    assert allowed[2] == {end}
+    # After the end, and after a forbidden draft, nothing is looked at any more; a neighbour is not touched.
+    assert len(allowed[4]) == len(allowed[5]) == size
+    assert allowed[6] == allowed[0]
+    assert grammar.accepted_tokens == []
+    grammar.accept_token(one)
+    grammar.accept_token(two)
+    grammar.accept_token(end)
+    assert grammar.is_terminated()
+
+
+def test_a_walk_beside_a_draft_is_the_same_walk(backend: XGrammarGrammarBackend) -> None:
+    tokenizer, size = pair.tokenizer(), len(pair.tokenizer())
+    one, letter = tokenizer.encode("1")[0], tokenizer.encode("a")[0]
+    grammar = backend.dispatch_regex("[0-9]{3}")
+    walk = GrammarWalk({0: grammar}, 4, size)
+    step = StepAdjustments(np.array([True]), None, Biases({}, {}), walk, None, None)
+    draft = step.for_draft(None)
+    assert draft is not None
+    candidates = torch.tensor([[letter, one, 5]])
+    flat = torch.zeros(1, 3)
+    drafts: list[torch.Tensor] = []
+    for slot in range(3):
+        found = draft.adjust(slot, flat, candidates, drafts)
+        assert torch.isfinite(found).tolist() == [[False, True, False]]
+        drafts.append(torch.tensor([one]))
+    # Three digits are written: of these candidates none may follow, so the draft keeps its own law.
+    window, logits = window_of([4]), torch.zeros(4, size)
+    block = DraftBlock(torch.stack(drafts, 1), torch.zeros(1, 3))
+    step.apply(logits, window, block)
+    assert torch.isfinite(logits[3]).nonzero().view(-1).tolist() == [tokenizer.eos_token_id]
+    assert grammar.accepted_tokens == []
+
+
+def test_draft_without_anything_left_keeps_its_law() -> None:
+    step = StepAdjustments(np.array([True]), None, Biases({}, {0: (torch.tensor([1, 2]), 2)}), None, None, None)
+    draft = step.for_draft(None)
+    assert draft is not None
+    logits = torch.tensor([[0.5, 0.25]])
+    assert draft.adjust(0, logits, torch.tensor([[1, 2]]), []).tolist() == logits.tolist()
+    assert draft.adjust(0, logits, torch.tensor([[1, 3]]), []).tolist() == [[float("-inf"), 0.25]]
+    # Two tokens are missing to the least length: the third slot may end the answer.
+    assert draft.adjust(2, logits, torch.tensor([[1, 3]]), []).tolist() == logits.tolist()
+
+
+def test_biases_and_least_lengths_touch_their_own_rows() -> None:
+    window = window_of([2, 3])
+    biases = Biases({0: (torch.tensor([3]), torch.tensor([1.5]))}, {1: (torch.tensor([0]), 2)})
+    logits = torch.zeros(5, 4)
+    StepAdjustments(np.array([True, True]), None, biases, None, None, None).apply(logits, window, None)
+    low = float("-inf")
+    assert logits.tolist() == [[0, 0, 0, 1.5], [0, 0, 0, 1.5], [low, 0, 0, 0], [low, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_processors_see_the_answer_at_their_row() -> None:
+    seen: list[list[int]] = []
+
+    def processor(logits: torch.Tensor, params: list[dict[str, Any]]) -> torch.Tensor:
+        seen.extend(list(p["__req__"].output_ids) for p in params)
+        assert all(p["__req__"].rid == "a" and p["k"] == 1 for p in params)
+        return logits + 1
+
+    window, logits = window_of([2, 3]), torch.zeros(5, 4)
+    entry = SimpleNamespace(processor=processor, rows=[1])
+    params = [None, {"__req__": SimpleNamespace(rid="a", output_ids=[]), "k": 1}]
+    process(logits, window, {0: entry}, params, {1: [7, 8]}, [[1, 2, 3], [4, 5, 6]])
+    assert seen == [[7, 8], [7, 8, 4], [7, 8, 4, 5]]
+    assert logits[:, 0].tolist() == [0, 0, 1, 1, 1]
+
+
+def test_seeded_requests_of_a_part_of_the_batch() -> None:
+    seeded = SeededRequests(torch.tensor([1, 3, 4]), torch.tensor([10, 30, 40]), torch.tensor([5, 6, 7]))
+    part = seeded.select(torch.tensor([0, 3, 4, 6]))
+    assert part is not None
+    assert part.places.tolist() == [1, 2]
+    assert part.seeds.tolist() == [30, 40]
+    assert torch.equal(part.uniforms(4), seeded.uniforms(4)[1:])
+    assert seeded.mask(5).tolist() == [False, True, False, True, True]
+    assert seeded.select(torch.tensor([0, 2])) is None
