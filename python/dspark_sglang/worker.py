@@ -28,6 +28,7 @@ from dspark_sglang.probes import measure_step_times
 from dspark_sglang.rank_sync import RankSync
 from dspark_sglang.sampling_bridge import RowSampling
 from dspark_sglang.scheduling import VerifyScheduler
+from dspark_sglang.switches import run_test_hook
 from sgl_dspark.model.checkpoint import load_drafter
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ class DsparkWorker(compat.BaseSpecWorker):
             fingerprint = worker_fingerprint(self, self._target_path, self._tensor_parallel)
             profile = default_profile(self._target_path, self.config.draft_path)
             self.knowledge.start(lambda: measure_step_times(self), fingerprint, profile)
+        run_test_hook(self)
 
     def get_confidence_budget_prepare(self) -> None:
         """Return None: our own relay feeds the planner, at the start of each decode step."""
@@ -166,7 +168,10 @@ class DsparkWorker(compat.BaseSpecWorker):
 
     def dump_info_records(self) -> dict[str, Any]:
         """Return the scheduling state; ``GET /dspark/state`` shows it, and SGLang's ``/server_info``."""
-        return self.scheduler.state()
+        state = self.scheduler.state()
+        if self.adjuster.lost_answers:
+            state["fallbacks"]["answer_not_followed"] = self.adjuster.lost_answers
+        return state
 
     def clear_info_records(self) -> None:
         """Start the totals of the scheduling state over."""

@@ -134,3 +134,16 @@ def test_sampled_requests_emit_only_what_their_filters_allow() -> None:
     verdict = accept(point_block(tokens), window_of([2] * requests), logits, rows)
     assert verdict.accept_lens.tolist() == [1] * requests
     assert set(verdict.out_tokens[:, 0].tolist()) == allowed
+
+
+def test_tied_logits_choose_the_same_token_alone_and_beside_a_sampled_neighbour() -> None:
+    """The lowest of the tied tokens, whether or not a law is built for the batch."""
+    tied = torch.full((2, VOCAB), -5.0)
+    tied[:, :3] = torch.tensor([1.0, 1.0, 0.0])
+    block = point_block(torch.tensor([[1, 1, 1]]))
+    alone = accept(block, window_of([2]), tied, RowSampling.of(batch_info([{"temperature": 0}])))
+    both = point_block(torch.tensor([[1, 1, 1], [1, 1, 1]]))
+    for order in ([{"temperature": 0}, {"temperature": 1.0}], [{"temperature": 1.0}, {"temperature": 0}]):
+        found = accept(both, window_of([2, 2]), tied.repeat(2, 1), RowSampling.of(batch_info(order)))
+        row = [r["temperature"] for r in order].index(0)
+        assert found.out_tokens[row].tolist() == alone.out_tokens[0].tolist() == [0, 0, 0, 0]

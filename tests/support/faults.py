@@ -1,0 +1,89 @@
+"""Faults that a test puts into a worker (`dspark_sglang.switches.run_test_hook`); all at once, each now and then."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+NAMES = ("nan_confidence", "extreme_confidence", "relay_stalls", "verdicts_lost", "step_times_lie", "poisoned_kv")
+
+
+def inject(worker: Any) -> None:
+    """Put every fault in."""
+    break_confidence(worker)
+    stall_relay(worker)
+    lose_verdicts(worker)
+    lie_about_times(worker)
+    poison_freed_slots(worker)
+
+
+def every(count: int) -> Callable[[], bool]:
+    """Give a function that returns True at each ``count``-th call."""
+    calls = itertools.count(1)
+    return lambda: next(calls) % count == 0
+
+
+def break_confidence(worker: Any) -> None:
+    """Now NaN, later also beyond every range, now as it should be.
+
+    What is out of range ruins the calibration, after which nothing else is asked of confidences.
+    """
+    right, turn = worker.drafter.confidence_logits, itertools.count()
+
+    def wrong(h: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        found, turns = right(h, previous), next(turn)
+        now = turns % 6
+        if now == 1:
+            return torch.full_like(found, torch.nan)
+        if now == 3:
+            found[::2] = torch.nan
+        if now == 5 and turns > 400:
+            return torch.where(torch.arange(found.shape[1]) % 2 == 0, 3e38, -3e38).expand_as(found).clone()
+        return found
+
+    worker.drafter.confidence_logits = wrong
+
+
+def stall_relay(worker: Any) -> None:
+    """Nothing arrives for 300 steps out of 600, then everything at once."""
+    relay = worker.scheduler._relay
+    receive, steps = relay.receive, itertools.count()
+    relay.receive = lambda: [] if next(steps) % 600 < 300 else receive()
+
+
+def lose_verdicts(worker: Any) -> None:
+    """Forget to tell one verdict in 50, which leaves the next ones without their step."""
+    tell, now = worker.on_verify_complete_cpu, every(50)
+
+    def forgetful(counts: list[int], batch_size: int = 0) -> None:
+        if not now():
+            tell(counts, batch_size)
+
+    worker.on_verify_complete_cpu = forgetful
+
+
+def lie_about_times(worker: Any) -> None:
+    """Say that steps take a thousandth, or a thousand times, of what they do."""
+    observe, turn = worker.knowledge.observe_time, itertools.count()
+
+    def lie(requests: int, budget: int, drafted: int, context: int, seconds: float) -> None:
+        observe(requests, budget, drafted, context, seconds * (1e-3 if next(turn) // 40 % 2 else 1e3))
+
+    worker.knowledge.observe_time = lie
+
+
+def poison_freed_slots(worker: Any) -> None:
+    """Fill slots with NaN when they are given back: whoever reads one that was not written again shows it."""
+    allocator, pool = worker.token_to_kv_pool_allocator, worker.model_runner.token_to_kv_pool
+    give_back = allocator.free
+
+    def poison(slots: torch.Tensor) -> None:
+        for buffer in (*pool.k_buffer, *pool.v_buffer):
+            buffer[slots] = torch.nan
+        worker.parts._pool.buffer[:, :, slots] = torch.nan
+        give_back(slots)
+
+    allocator.free = poison
