@@ -48,10 +48,10 @@ def break_confidence(worker: Any) -> None:
 
 
 def stall_relay(worker: Any) -> None:
-    """Nothing arrives for 300 steps out of 600, then everything at once."""
+    """Of 600 steps the last 300 hear nothing, and the next everything at once."""
     relay = worker.scheduler._relay
     receive, steps = relay.receive, itertools.count()
-    relay.receive = lambda: [] if next(steps) % 600 < 300 else receive()
+    relay.receive = lambda: [] if next(steps) % 600 >= 300 else receive()
 
 
 def lose_verdicts(worker: Any) -> None:
