@@ -15,7 +15,7 @@ from typing import Any
 from dspark_sglang import launch, preflight
 from dspark_sglang.bench import BenchError
 from dspark_sglang.bench.machine import Cores
-from dspark_sglang.bench.server import PLAIN, Arm, ServerArm, UrlArm
+from sgl_dspark.server_process import PLAIN, Arm, ServerArm, UrlArm
 
 DSPARK = "dspark"
 _TARGET_FLAGS = ("--model-path", "--model")

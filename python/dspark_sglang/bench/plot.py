@@ -10,7 +10,7 @@ from typing import Any
 from dspark_sglang.bench import BenchError
 from dspark_sglang.bench.metrics import Spread
 from dspark_sglang.bench.policies import ADAPTIVE
-from dspark_sglang.bench.server import PLAIN
+from sgl_dspark.server_process import PLAIN
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; adaptive is black and plain grey in every figure.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
