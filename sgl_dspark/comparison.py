@@ -19,6 +19,11 @@ _VALUES: dict[str, tuple[str, Callable[[str], float]] | None] = {
 }
 
 
+# Given to the DSpark server only; the plain one refuses or ignores them.
+DSPARK_ONLY = (
+    *("--speculative-", "--shortlist", "--policy", "--verify-drafts", "--confidence-threshold", "--max-verify-budget"),
+    *("--min-gain", "--calibration", "--step-time-profile", "--no-online"),
+)
 # Okabe and Ito's colours, which colour-blind readers can tell apart; adaptive is black and plain grey in every figure.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 _MARKERS = "osD^vP*"
@@ -118,3 +123,16 @@ def styles(arms: Sequence[str]) -> dict[str, dict[str, Any]]:
             look = {"color": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)]}
             chosen[arm] = {**look, "linewidth": 1.2, "markersize": 4}
     return chosen
+
+
+def without_flags(flags: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Leave out flags and their values; a name that ends in ``-`` stands for all that begin with it."""
+    kept: list[str] = []
+    dropping = False
+    for flag in flags:
+        if flag.startswith("--"):
+            name = flag.partition("=")[0]
+            dropping = any(name == n or (n.endswith("-") and name.startswith(n)) for n in names)
+        if not dropping:
+            kept.append(flag)
+    return kept

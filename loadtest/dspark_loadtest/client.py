@@ -224,6 +224,9 @@ class _Stream:
             record.verify_rounds = int(details.get("spec_verify_ct") or 0)
             record.correct_drafts = int(details.get("spec_num_correct_drafts") or 0)
             record.proposed_drafts = int(details.get("spec_num_proposed_drafts") or 0)
+            # Rounds by verified tokens, anchor included; absent where whole blocks are verified.
+            lengths = details.get("spec_cap_lens_histogram") or ()
+            record.verify_tokens = sum(tokens * rounds for tokens, rounds in enumerate(lengths)) if lengths else None
 
     def _usage(self, usage: dict[str, Any], now: float, *, beside_text: bool) -> None:
         record = self.record

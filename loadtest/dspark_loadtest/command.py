@@ -9,7 +9,8 @@ EPILOG = """examples:
   dspark loadtest replay                                      ten minutes of Azure's conversations on the demo pair
   dspark loadtest replay --url http://127.0.0.1:30000 --trace conv.jsonl.gz --speed 2
   dspark loadtest pareto --concurrency 1,2,4,8,16 --arms plain,static:2,static:4,adaptive
-  dspark loadtest scenario loadtest/scenarios/burst.yaml --url http://127.0.0.1:30000
+  dspark loadtest scenario --files loadtest/scenarios/*.yaml
+                  --url http://127.0.0.1:30000
   dspark loadtest convert AzureLLMInferenceTrace_conv.csv.gz conv.jsonl.gz
   dspark loadtest mock --set '{"tpot_s": 0.02, "tokens_per_chunk": [1, 3]}'
 
@@ -18,10 +19,10 @@ Each action has its own --help. Reports: summary.json, requests.jsonl, report.md
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the actions; what they need is imported with them."""
-    from dspark_loadtest.commands import mock, replay, selfcheck, trace
+    from dspark_loadtest.commands import mock, pareto, replay, scenario, selfcheck, trace
 
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    for module in (replay, mock, trace, selfcheck):
+    for module in (replay, pareto, scenario, selfcheck, mock, trace):
         module.add(actions)
 
 

@@ -96,10 +96,15 @@ def reconcile(before: Counts, after: Counts, records: Sequence[RequestRecord]) -
         }
     if before.totals is not None and after.totals is not None:
         change = {name: value - before.totals.get(name, 0) for name, value in after.totals.items()}
+        rounds = sum(record.verify_rounds or 0 for record in records)
+        correct = sum(record.correct_drafts or 0 for record in records)
+        same = (change.get("live_rounds"), change.get("drafts_accepted")) == (rounds, correct)
         found["dspark"] = {
             **change,
-            "rounds_reported_to_client": sum(record.verify_rounds or 0 for record in records),
-            "correct_drafts_reported_to_client": sum(record.correct_drafts or 0 for record in records),
+            "rounds_reported": rounds,
+            "correct_drafts_reported": correct,
+            # A request that was broken off reports nothing.
+            "agrees": same if not broken else None,
         }
     return found
 

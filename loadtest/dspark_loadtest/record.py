@@ -63,8 +63,9 @@ class RequestRecord:
     finish_reason : str
     chunk_at, chunk_tokens : array
         Arrival and tokens of each chunk with tokens. Tokens are 0 where the server gives no running usage.
-    verify_rounds, correct_drafts, proposed_drafts : int or None
-        The server's counters of this request; None if it reports none.
+    verify_rounds, correct_drafts, proposed_drafts, verify_tokens : int or None
+        The server's counters of this request; None if it reports none. Of the drafts that were proposed, those that
+        were verified are in ``verify_tokens``, anchors included.
     text : str
         The answer, where it was asked to be kept.
     went_back : bool
@@ -95,6 +96,7 @@ class RequestRecord:
     verify_rounds: int | None = None
     correct_drafts: int | None = None
     proposed_drafts: int | None = None
+    verify_tokens: int | None = None
     text: str = ""
     went_back: bool = False
 
@@ -154,7 +156,7 @@ class RequestRecord:
         names = (
             *("index", "category", "session", "turn", "due", "waited", "sent", "first", "last", "end", "outcome"),
             *("message", "retries", "asked_input", "asked_output", "prompt_tokens", "completion_tokens", "seen_tokens"),
-            *("finish_reason", "verify_rounds", "correct_drafts", "proposed_drafts"),
+            *("finish_reason", "verify_rounds", "correct_drafts", "proposed_drafts", "verify_tokens"),
             *("send_lag_s", "ttft_s", "ttft_due_s", "tpot_s", "tok_s_user", "latency_s", "latency_due_s"),
         )
         return {**{name: _short(getattr(self, name)) for name in names}, "chunks": len(self.chunk_at)}

@@ -19,7 +19,7 @@ from dspark_loadtest.progress import Progress
 from dspark_loadtest.prompts import Composer, Library, estimate
 from dspark_loadtest.reconcile import read_counts, read_settled, reconcile
 from dspark_loadtest.replay import Replay, warm_up
-from dspark_loadtest.stats import Slo, summarise
+from dspark_loadtest.stats import FAULTLESS, Slo, summarise
 from dspark_loadtest.traces.fit import Fit, fit_lengths
 from dspark_loadtest.traces.request import Trace, TraceRequest
 
@@ -136,10 +136,8 @@ def measure(served: Served, workload: Workload, *, show: bool = True) -> Measure
     LoadtestError
         If the trace cannot be replayed as planned, or no question of the warm-up is answered.
     """
-    fit = workload.fit
-    fit = replace(fit, context=fit.context or served.context, overhead=fit.overhead or served.template)
-    trace = fit_lengths(workload.trace, fit)
-    composer = Composer(served.library, trace.block_size, seed=workload.seed, mix=workload.mix)
+    trace = fitted(served, workload)
+    composer = composer_of(served, workload, trace)
     settings = workload.settings
     if any(request.session_id is not None and not request.hash_ids for request in trace.requests):
         # The next turn goes on from what was answered.
@@ -150,11 +148,25 @@ def measure(served: Served, workload: Workload, *, show: bool = True) -> Measure
     after = read_settled(served.endpoint, before, outcome.records)
     summary = summarise(outcome, workload.slo)
     summary["started"] = started
+    summary["model"] = served.model
     summary["interrupted"] = outcome.interrupted
     summary["reconciliation"] = reconcile(before, after, outcome.records)
     summary["prompts"] = _prompt_lengths(served, trace, outcome)
     summary["problems"] = problems(summary, workload)
     return Measured(outcome, trace, summary)
+
+
+def fitted(served: Served, workload: Workload) -> Trace:
+    """Return the trace with lengths that fit the server."""
+    fit = workload.fit
+    return fit_lengths(
+        workload.trace, replace(fit, context=fit.context or served.context, overhead=fit.overhead or served.template)
+    )
+
+
+def composer_of(served: Served, workload: Workload, trace: Trace) -> Composer:
+    """Return what makes the prompts of a fitted trace."""
+    return Composer(served.library, trace.block_size, seed=workload.seed, mix=workload.mix)
 
 
 async def _run(served: Served, workload: Workload, trace: Trace, composer: Composer, *, show: bool) -> Any:
@@ -208,7 +220,7 @@ def problems(summary: dict[str, Any], workload: Workload) -> list[str]:
             "or give it a core of its own."
         )
     for name, count in summary["accounting"].items():
-        if count and name != "without_running_usage":
+        if count and name not in FAULTLESS:
             found.append(f"Tokens do not add up in {count} requests: {name.replace('_', ' ')}.")
     for kind in ("completion", "prompt"):
         side = summary["reconciliation"].get(kind)

@@ -12,7 +12,8 @@ Over a run:
 ``mean_accept_len``
     ``1 + correct drafts / verification rounds``, summed over requests before dividing; the bonus token included.
 ``mean_verify_len``
-    ``1 + proposed drafts / rounds``, in the same way: drafts that were verified, plus the anchor.
+    Verified tokens over rounds, in the same way, anchors included; ``1 + proposed drafts / rounds`` where the server
+    does not tell apart what it proposed and what it verified.
 ``goodput``
     Requests that met every bound: answered, TTFT from when they were due, tok/s of the user. An error, or an answer
     too short for a rate, is judged by what there is of it: errors never count, one-chunk answers meet any rate.
@@ -32,6 +33,8 @@ import numpy as np
 from dspark_loadtest.plan import Outcome
 from dspark_loadtest.record import RequestRecord
 
+# Of the accounting, what is worth telling but no token lost or counted twice.
+FAULTLESS = ("tokens_without_text", "without_running_usage")
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 
 
@@ -153,7 +156,7 @@ def under_way(records: Iterable[RequestRecord], begin: float, end: float) -> flo
     return sum(max(0.0, min(end, last) - max(begin, first)) for first, last in spans) / (end - begin)
 
 
-def speculation(records: Iterable[RequestRecord]) -> dict[str, float] | None:
+def speculation(records: Iterable[RequestRecord]) -> dict[str, Any] | None:
     """Pool the server's counters of requests by summing them; None if none has any."""
     found = [record for record in records if record.verify_rounds]
     rounds = sum(record.verify_rounds or 0 for record in found)
@@ -161,23 +164,31 @@ def speculation(records: Iterable[RequestRecord]) -> dict[str, float] | None:
         return None
     correct = sum(record.correct_drafts or 0 for record in found)
     proposed = sum(record.proposed_drafts or 0 for record in found)
+    verified = sum(
+        (record.verify_rounds or 0) + (record.proposed_drafts or 0)
+        if record.verify_tokens is None
+        else record.verify_tokens
+        for record in found
+    )
     return {
         "requests": len(found),
         "rounds": rounds,
         "correct_drafts": correct,
         "proposed_drafts": proposed,
         "mean_accept_len": 1 + correct / rounds,
-        "mean_verify_len": 1 + proposed / rounds,
+        "verify_tokens": verified,
+        "mean_verify_len": verified / rounds,
     }
 
 
 def accounting(records: Sequence[RequestRecord]) -> dict[str, int]:
-    """Count the requests whose tokens do not add up; all zero if no token was lost or counted twice."""
+    """Count the requests whose tokens do not add up, and what is no fault: see `FAULTLESS`."""
     done = [record for record in records if record.ok]
     running = [record for record in done if record.seen_tokens]
     return {
         "usage_went_back": sum(record.went_back for record in records),
-        "final_usage_differs": sum(record.seen_tokens != record.completion_tokens for record in running),
+        # Its text is empty or not yet a whole character, so that no chunk of its own shows it.
+        "tokens_without_text": sum(max(0, record.completion_tokens - record.seen_tokens) for record in running),
         "chunks_do_not_add_up": sum(sum(record.chunk_tokens) != record.seen_tokens for record in running),
         "stopped_at_other_length": sum(
             record.finish_reason == "length" and record.completion_tokens != record.asked_output

@@ -11,6 +11,7 @@ from dspark_loadtest.report import figures
 from dspark_loadtest.report.document import Document, Heading, Table, Warn
 from dspark_loadtest.report.machine import describe_client
 from dspark_loadtest.session import Measured, Served, Workload
+from dspark_loadtest.stats import FAULTLESS
 
 SCHEMA = "dspark-loadtest-run/1"
 _SERIES = {
@@ -163,26 +164,31 @@ def accounting(summary: dict[str, Any]) -> list[str | Table]:
                 client = f"{side['client_least']} to {side['client_most']}"
             rows.append((f"{kind} tokens", client, f"{side['server']:.0f}", "yes" if side["agrees"] else "NO"))
     lost = {name: count for name, count in summary["accounting"].items() if count}
-    text = "No token of an answer was lost or counted twice."
-    if lost:
-        text = "Requests: " + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in lost.items()) + "."
+    text = "" if set(lost) - set(FAULTLESS) else "No token of an answer was lost or counted twice. "
+    text += "".join(f"{name.replace('_', ' ').capitalize()}: {count}. " for name, count in lost.items())
     if not rows:
-        return [text, "The server exports no counters to compare with (SGLang: --enable-metrics)."]
-    return [text, Table(("", "client", "server", "agree"), rows)]
+        return [text.strip(), "The server exports no counters to compare with (SGLang: --enable-metrics)."]
+    return [text.strip(), Table(("", "client", "server", "agree"), rows)]
 
 
 def provenance(data: dict[str, Any]) -> list[str | Table]:
     """Return the trace with every rule that changed it, the prompts, the server and the client's machine."""
-    trace, prompts = dict(data["trace"]), data["summary"]["prompts"]
-    changes = trace.pop("changes", ())
-    rows = [(key.replace("_", " "), str(value)) for key, value in trace.items()]
-    rows += [(f"change {i}", rule) for i, rule in enumerate(changes, 1)]
+    prompts = data["summary"]["prompts"]
     ratio = prompts["tokens_over_wanted"]
     said = "" if ratio is None else f"; they came to {ratio:.3f} of what was asked"
-    rows.append(("prompt lengths", f"counted by {prompts['counted_by']}{said}"))
+    lengths = ("prompt lengths", f"counted by {prompts['counted_by']}{said}")
+    return [Table(("", "value"), [*provenance_rows(data), lengths])]
+
+
+def provenance_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what the trace, the server and the client's machine were."""
+    trace = dict(data["trace"])
+    changes = trace.pop("changes", ())
+    rows = [(f"trace {key.replace('_', ' ')}", str(value)) for key, value in trace.items()]
+    rows += [(f"change {i}", rule) for i, rule in enumerate(changes, 1)]
     rows += [(f"server {key}", str(value)) for key, value in data["server"].items()]
-    rows += [(key.replace("_", " "), str(value)) for key, value in data["client"].items()]
-    return [Table(("", "value"), rows)]
+    rows += [(f"client {key.replace('_', ' ')}", str(value)) for key, value in data["client"].items()]
+    return rows
 
 
 def number(value: float | None) -> str:

@@ -97,6 +97,17 @@ def thin(trace: Trace, share: float, *, seed: int = 0) -> Trace:
     return trace.changed(kept, f"kept {len(kept)} of {len(trace)} requests, each with probability {share:g}")
 
 
+def retime(trace: Trace, rate_rps: float, *, seed: int = 0) -> Trace:
+    """Let the same requests, in the same order, arrive as a Poisson process of another rate; sessions come apart."""
+    if not 0 < rate_rps < math.inf:
+        raise LoadtestError(f"rate_rps: {rate_rps} is not a positive number")
+    rng = np.random.default_rng([seed, 3])
+    at = 1e3 * np.cumsum(rng.exponential(1 / rate_rps, len(trace)))
+    pairs = zip(trace.requests, at, strict=True)
+    moved = tuple(replace(r, timestamp=round(float(ms), 4), session_id=None, delay=None) for r, ms in pairs)
+    return trace.changed(moved, f"arrivals replaced by a Poisson process of {rate_rps:g} requests a second")
+
+
 def tick_ms(trace: Trace) -> float | None:
     """Return the tick, in ms, to which timestamps were rounded; None if they were not.
 
