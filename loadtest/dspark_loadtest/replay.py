@@ -11,7 +11,7 @@ import contextlib
 import gc
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dspark_loadtest.client import NEVER, ChatClient
@@ -38,6 +38,8 @@ class Replay:
     composer : Composer
     plan : Plan
     progress : Progress, optional
+    clock : callable
+        Seconds. Not the event loop's, which may be as coarse as a millisecond.
 
     Raises
     ------
@@ -46,12 +48,20 @@ class Replay:
     """
 
     def __init__(
-        self, client: ChatClient, trace: Trace, composer: Composer, plan: Plan, progress: Progress | None = None
+        self,
+        client: ChatClient,
+        trace: Trace,
+        composer: Composer,
+        plan: Plan,
+        progress: Progress | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if plan.open_loop and not trace.timed:
             raise LoadtestError("the trace has no timestamps; replay it with --concurrency, or at a rate of your own")
         self.client, self.trace, self.composer, self.plan = client, trace, composer, plan
         self.progress = progress
+        self._clock = clock
         self.records: list[RequestRecord] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
@@ -61,7 +71,7 @@ class Replay:
 
     def now(self) -> float:
         """Seconds since the run began."""
-        return time.perf_counter() - self._origin
+        return self._clock() - self._origin
 
     def stop(self) -> None:
         """End the run: nothing more is sent, what is under way is interrupted, all of it is kept."""
@@ -74,7 +84,7 @@ class Replay:
             loop.add_signal_handler(signal.SIGINT, self.stop)
         with _collecting_seldom():
             cpu = time.process_time()
-            self._origin = time.perf_counter() + _LEAD_S
+            self._origin = self._clock() + _LEAD_S
             self.client.clock = self.now
             if self.progress:
                 self.progress.begin(self.now)
@@ -117,12 +127,14 @@ class Replay:
             due = (request.timestamp or 0.0) / speed
             if self._beyond(due, started):
                 break
-            prepared = self._body(index, request, [])
+            history: list[Message] = []
+            prepared = self._body(index, request, history)
             await self._sleep_until(due)
-            self._start(self._converse(turns, due, prepared))
+            self._start(self._converse(turns, due, history, prepared))
 
     async def _closed(self) -> None:
         assert self.plan.concurrency is not None
+        await self._sleep_until(0.0)
         supply = self._supply()
         workers = [asyncio.create_task(self._work(supply)) for _ in range(self.plan.concurrency)]
         try:
@@ -148,7 +160,7 @@ class Replay:
 
     async def _work(self, supply: Iterator[Session]) -> None:
         for turns in supply:
-            await self._converse(turns, None, None)
+            await self._converse(turns, None, [])
         self._exhausted = self.now() if self._exhausted is None else self._exhausted
 
     def _beyond(self, at: float, started: int) -> bool:
@@ -156,9 +168,13 @@ class Replay:
         late = plan.duration_s is not None and at > plan.duration_s
         return late or (plan.max_requests is not None and started >= plan.max_requests)
 
-    async def _converse(self, turns: Session, due: float | None, prepared: bytes | None) -> None:
-        """Ask the turns of a session one after the other; ``due`` is None in a closed loop."""
-        history: list[Message] = []
+    async def _converse(
+        self, turns: Session, due: float | None, history: list[Message], prepared: bytes | None = None
+    ) -> None:
+        """Ask the turns of a session one after the other; ``due`` is None in a closed loop.
+
+        ``history`` holds the messages of the first turn if its body is ``prepared``.
+        """
         tokens = 0
         for turn, (index, request) in enumerate(turns):
             waited = 0.0
