@@ -16,6 +16,8 @@ from dspark_loadtest.endpoint import Endpoint
 from dspark_loadtest.record import RequestRecord
 
 # The server counts a request about when its last chunk leaves; an aborted one up to some steps later.
+# Never reached the scheduler, which counts.
+_UNCOUNTED = ("connect", "http_", "stream_429", "stream_503")
 _SETTLE_S = 20.0
 _POLL_S = 0.25
 
@@ -42,7 +44,7 @@ def read_settled(
     settle_s: float = _SETTLE_S,
 ) -> Counts:
     """Read the counters once every request that reached the server is counted, or after some seconds anyway."""
-    reached = sum(record.sent is not None and record.outcome != "connect" for record in records)
+    reached = sum(record.sent is not None and not record.outcome.startswith(_UNCOUNTED) for record in records)
     counts = read_counts(endpoint)
     waited = 0.0
     while before.metrics is not None and counts.metrics is not None and waited < settle_s:

@@ -22,9 +22,12 @@ _MOST_BINS = 200
 
 def save(figure: Any, folder: Path, name: str, caption: str) -> Picture:
     """Write a figure as PNG and SVG and return it as a part of a document."""
+    from matplotlib import rc_context
+
     text = io.StringIO()
     # The same run draws the same file: no date, no random names inside.
-    figure.savefig(text, format="svg", metadata={"Date": None})
+    with rc_context({"svg.hashsalt": "dspark"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
     (folder / f"{name}.svg").write_text(text.getvalue(), encoding="utf-8")
     figure.savefig(folder / f"{name}.png", dpi=140)
     return Picture(f"{name}.png", caption, text.getvalue())

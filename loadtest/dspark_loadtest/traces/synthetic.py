@@ -120,22 +120,17 @@ def generate(
     following = 0
     for i, at in enumerate(seconds):
         own = math.ceil(scaled[i] / block_size)
-        ids = tuple(range(following, following + own))
-        following += own
-        tokens = int(scaled[i])
-        if shared.blocks and chosen[i] >= 0:
-            start = _PREFIX_IDS + int(chosen[i]) * shared.blocks
-            ids = (*range(start, start + shared.blocks), *ids)
-            tokens += shared.blocks * block_size
+        beginning = _prefix(shared, int(chosen[i]))
         requests.append(
             TraceRequest(
                 timestamp=round(1e3 * float(at), 4),
-                input_length=tokens,
+                input_length=int(scaled[i]) + len(beginning) * block_size,
                 output_length=int(outputs[i]),
-                hash_ids=ids,
+                hash_ids=(*beginning, *range(following, following + own)),
                 category=phases[where[i]].category,
             )
         )
+        following += own
     source = {
         "format": "synthetic",
         "phases": [asdict(phase) for phase in phases] if len(phases) <= 12 else f"{len(phases)} phases",
@@ -144,6 +139,12 @@ def generate(
         "seed": seed,
     }
     return Trace(tuple(requests), source, block_size)
+
+
+def _prefix(shared: Prefixes, chosen: int) -> range:
+    """Return the hash ids of the beginning that a request shares; none if ``chosen`` is negative."""
+    start = _PREFIX_IDS + chosen * shared.blocks
+    return range(start, start + shared.blocks) if chosen >= 0 else range(0)
 
 
 def _arrivals(
