@@ -16,6 +16,8 @@ SERVER_FLAGS = [
     *("--model-path", str(TARGET), "--dtype", "float32", "--context-length", str(CONTEXT_LENGTH)),
     *("--chunked-prefill-size", str(PREFILL_CHUNK), "--max-total-tokens", str(KV_TOKENS)),
     *("--schedule-conservativeness", "0.2"),
+    # Counters that load tests compare theirs with.
+    "--enable-metrics",
     # An idle scheduler otherwise keeps a core busy, which the tests need for their own arithmetic.
     "--sleep-on-idle",
 ]
