@@ -62,8 +62,10 @@ def run(main: Callable[[VirtualLoop], Awaitable[Result]]) -> Result:
         return runner.run(whole())
 
 
-def replay(script: Script, trace: Trace, plan: Plan, settings: AskSettings | None = None) -> tuple[Outcome, MockServer]:
-    """Replay a trace against a mock server; requests and their bodies are kept by the server."""
+def replay(
+    script: Script, trace: Trace, plan: Plan, settings: AskSettings | None = None, *, stop_at: float | None = None
+) -> tuple[Outcome, MockServer]:
+    """Replay a trace against a mock server that keeps the bodies it is sent; Ctrl-C comes at ``stop_at``."""
 
     async def main(loop: VirtualLoop) -> tuple[Outcome, MockServer]:
         server = MockServer(script)
@@ -72,7 +74,10 @@ def replay(script: Script, trace: Trace, plan: Plan, settings: AskSettings | Non
         client = ChatClient(server.url, "mock", settings or AskSettings(), loop.time)
         try:
             composer = Composer(LIBRARY, trace.block_size)
-            return await Replay(client, trace, composer, plan, clock=loop.time).run(), server
+            replay = Replay(client, trace, composer, plan, clock=loop.time)
+            if stop_at is not None:
+                loop.call_later(stop_at, replay.stop)
+            return await replay.run(), server
         finally:
             await client.close()
             await server.stop()

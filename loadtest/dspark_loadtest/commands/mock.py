@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -26,16 +27,17 @@ def add(actions: Any) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Answer until Ctrl-C."""
+    """Answer until Ctrl-C or SIGTERM; returns 0."""
     server = MockServer(load_script(args.script, args.set), args.host, args.port)
 
     async def serve() -> None:
         await server.start()
         print(json.dumps({"url": server.url, **asdict(server.script)}), flush=True)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await server.stop()
+        over = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, over.set)
+        await over.wait()
+        await server.stop()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())

@@ -112,6 +112,18 @@ def test_bounds_end_a_run() -> None:
     assert [record.seen_tokens for record in outcome.records] == [1, 1]
 
 
+@pytest.mark.parametrize("clients", [None, 3])
+def test_ctrl_c_ends_a_run_and_keeps_what_was_measured(clients: int | None) -> None:
+    script = Script(ttft_s=0.1, tpot_s=0.1)
+    outcome, server = replay(script, even(40, 0.5, output=12), Plan(concurrency=clients), stop_at=4.0)
+    kinds = summarise(outcome, Slo())["requests"]["outcomes"]
+    assert outcome.interrupted
+    assert set(kinds) == {"ok", "interrupted"}
+    assert kinds["ok"] >= 5
+    assert sum(kinds.values()) == server.requests < 40
+    assert all(0 < r.seen_tokens < 12 for r in outcome.records if not r.ok and r.first is not None)
+
+
 @pytest.mark.parametrize("kind", ["429", "503"])
 def test_a_busy_server_is_asked_again_when_it_says_so(kind: str) -> None:
     script = Script(ttft_s=0.1, fault=kind, fault_every=2, retry_after_s=3.0)
