@@ -38,7 +38,7 @@ EXIT_BROKEN_PIPE = 141
 # Headings of the command list; a command that is not named here is listed under OTHER.
 SECTIONS = {
     "Serve": ("prepare", "serve", "doctor"),
-    "Measure and verify": ("bench", "calibrate", "profile", "simulate", "golden"),
+    "Measure and verify": ("bench", "loadtest", "calibrate", "profile", "simulate", "golden"),
     "Train": ("data", "train", "evaluate", "convert"),
 }
 OTHER = "Other"
@@ -167,7 +167,7 @@ def _unknown(name: str, commands: dict[str, str]) -> str:
 
 
 def _not_importable(name: str, error: ModuleNotFoundError) -> str:
-    extra = "train" if name in SECTIONS["Train"] else "serve"
+    extra = "train" if name in SECTIONS["Train"] else "loadtest" if name == "loadtest" else "serve"
     return (
         f"'{name}' needs the module {error.name}, which is not installed; "
         f"run `make setup`, or `pip install 'sgl-dspark[{extra}]'`."

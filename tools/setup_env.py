@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "serve,train,plot,dev"
+EXTRAS = "serve,train,plot,loadtest,dev"
 NEEDED_GIB = 14
 HEARTBEAT_S = 15
 

@@ -17,6 +17,8 @@ SERVER_FLAGS = [
     *("--chunked-prefill-size", str(PREFILL_CHUNK), "--max-total-tokens", str(KV_TOKENS)),
     *("--schedule-conservativeness", "0.2"),
     "--enable-custom-logit-processor",
+    # Counters that load tests compare theirs with.
+    "--enable-metrics",
     # An idle scheduler otherwise keeps a core busy, which the tests need for their own arithmetic.
     "--sleep-on-idle",
 ]

@@ -15,16 +15,12 @@ from typing import Any
 from dspark_sglang import launch, preflight
 from dspark_sglang.bench import BenchError
 from dspark_sglang.bench.machine import Cores
-from dspark_sglang.bench.server import PLAIN, Arm, ServerArm, UrlArm
+from sgl_dspark.comparison import DSPARK_ONLY, without_flags
+from sgl_dspark.server_process import PLAIN, Arm, ServerArm, UrlArm
 
 DSPARK = "dspark"
 _TARGET_FLAGS = ("--model-path", "--model")
 _DRAFT_FLAGS = ("--speculative-draft-model-path", "--speculative-draft-model")
-# Given to the DSpark server only; the plain one refuses or ignores them.
-_DSPARK_ONLY = (
-    *("--speculative-", "--shortlist", "--policy", "--verify-drafts", "--confidence-threshold", "--max-verify-budget"),
-    *("--min-gain", "--calibration", "--step-time-profile", "--no-online"),
-)
 _OURS = {"--port": "it takes a free port", "--host": "it listens on 127.0.0.1", "--plain": "it starts both servers"}
 DSPARK_COMMAND = (sys.executable, "-m", "sgl_dspark.cli")
 
@@ -102,7 +98,7 @@ def server_arms(args: Namespace, pair: Pair, cores: Cores, log_folder: Path) -> 
     flags = without_flags(args.server_flags, (*_TARGET_FLAGS, *_DRAFT_FLAGS))
     target = ["--model-path", pair.target]
     commands = {
-        PLAIN: [*DSPARK_COMMAND, "serve", "--plain", *target, *without_flags(flags, _DSPARK_ONLY)],
+        PLAIN: [*DSPARK_COMMAND, "serve", "--plain", *target, *without_flags(flags, DSPARK_ONLY)],
         DSPARK: [*DSPARK_COMMAND, "serve", *target, _DRAFT_FLAGS[0], pair.draft, *flags],
     }
     return [
@@ -124,16 +120,3 @@ def threads() -> int:
     if not text.isdigit() or int(text) < 1:
         raise BenchError(f"OMP_NUM_THREADS must be a positive number, not {text!r}")
     return int(text)
-
-
-def without_flags(flags: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Leave out flags and their values; a name that ends in ``-`` stands for all that begin with it."""
-    kept: list[str] = []
-    dropping = False
-    for flag in flags:
-        if flag.startswith("--"):
-            name = flag.partition("=")[0]
-            dropping = any(name == n or (n.endswith("-") and name.startswith(n)) for n in names)
-        if not dropping:
-            kept.append(flag)
-    return kept

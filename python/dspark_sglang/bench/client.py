@@ -13,7 +13,7 @@ import aiohttp
 
 from dspark_sglang.bench import BenchError
 from dspark_sglang.bench.metrics import RequestResult
-from dspark_sglang.bench.prompts import Prompt
+from sgl_dspark.data.prompt_set import Prompt
 
 WARM_UP_TOKENS = 16
 _WARM_UP = Prompt("warm-up", ({"role": "user", "content": "Count from one to thirty in words."},))

@@ -8,7 +8,6 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -101,20 +100,6 @@ def _ranges(cores: frozenset[int]) -> str:
         else:
             runs.append([core, core])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-@contextlib.contextmanager
-def on_cores(cores: frozenset[int] | None) -> Iterator[None]:
-    """Run the calling thread, and processes that it starts meanwhile, on ``cores``; None leaves it as it is."""
-    if cores is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def has_gpu() -> bool:

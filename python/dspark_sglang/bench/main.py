@@ -18,10 +18,10 @@ from typing import Any
 
 from dspark_sglang.bench import BenchError, arms, machine, plot, policy_report, report
 from dspark_sglang.bench.client import RequestSettings
-from dspark_sglang.bench.prompts import load_prompts, order_prompts, prompts_hash
-from dspark_sglang.bench.server import PLAIN, Arm, ServerArm, UrlArm
 from dspark_sglang.bench.session import Plan, Run, run_session
+from sgl_dspark.data.prompt_set import load_prompts, order_prompts, prompts_hash
 from sgl_dspark.errors import DsparkError
+from sgl_dspark.server_process import PLAIN, Arm, ServerArm, UrlArm, on_cores
 
 EXIT_INTERRUPTED = 130
 # `dspark bench planner` serves nothing: it times the planner.
@@ -170,7 +170,7 @@ def _measure(setup: Setup, runs: list[Run], args: Namespace) -> int:
     started = _now()
     complete, status = False, 0
     try:
-        with machine.on_cores(setup.cores.client), _terminable():
+        with on_cores(setup.cores.client), _terminable():
             run_session(setup.arms, setup.plan, runs, log=_log, progress=_progress if sys.stderr.isatty() else None)
         complete = True
     except KeyboardInterrupt:

@@ -71,23 +71,6 @@ class RequestResult:
     histogram: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Values of one metric over rounds: median, smallest, largest, and all of them in order."""
-
-    median: float
-    low: float
-    high: float
-    values: tuple[float, ...]
-
-
-def spread(values: Sequence[float]) -> Spread | None:
-    """Summarise at least one value; None without any."""
-    if not values:
-        return None
-    return Spread(median(values), min(values), max(values), tuple(values))
-
-
 def run_metrics(results: Sequence[RequestResult]) -> dict[str, float | None]:
     """Reduce the requests of one run to `METRICS`.
 
@@ -135,12 +118,3 @@ def paired_ratios(baseline: dict[int, float], other: dict[int, float]) -> list[f
         Value by round; a round that only one of them has, or whose baseline is 0, is left out.
     """
     return [other[r] / baseline[r] for r in sorted(baseline.keys() & other.keys()) if baseline[r]]
-
-
-def schedule(arms: int, rounds: int) -> list[tuple[int, int]]:
-    """Order of the servers, forwards and backwards in turn (A B B A ...), as (round, arm), both from 0.
-
-    So a machine that warms up or slows down steadily favours no arm over an even number of rounds.
-    """
-    order = list(range(arms))
-    return [(r, arm) for r in range(rounds) for arm in (order if r % 2 == 0 else order[::-1])]

@@ -8,14 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dspark_sglang.bench import BenchError
-from dspark_sglang.bench.metrics import Spread
-from dspark_sglang.bench.policies import ADAPTIVE
-from dspark_sglang.bench.server import PLAIN
+from sgl_dspark.comparison import Spread, styles
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; adaptive is black and plain grey in every figure.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 _FORMATS = (".png", ".svg", ".pdf")
-_MARKERS = "osD^vP*"
 _LABELS = {
     "tok_s": "tokens per second, all requests",
     "mean_verify_len": "verify length (tokens per request and step)",
@@ -73,19 +68,3 @@ def series(levels: Sequence[dict[str, Any]], arm: str, metric: str) -> list[tupl
     """Return (concurrency, spread over rounds) of the levels at which ``metric`` was measured."""
     found = ((level["concurrency"], level["arms"][arm].get(metric)) for level in levels)
     return [(concurrency, value) for concurrency, value in found if value is not None]
-
-
-def styles(arms: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the line style of every arm."""
-    chosen: dict[str, dict[str, Any]] = {}
-    others = [arm for arm in arms if arm not in (PLAIN, ADAPTIVE)]
-    for arm in arms:
-        if arm == ADAPTIVE:
-            chosen[arm] = {"color": "black", "marker": "o", "linewidth": 2.2, "zorder": 3}
-        elif arm == PLAIN:
-            chosen[arm] = {"color": "grey", "marker": "x", "linestyle": "--", "linewidth": 1.2}
-        else:
-            i = others.index(arm)
-            look = {"color": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)]}
-            chosen[arm] = {**look, "linewidth": 1.2, "markersize": 4}
-    return chosen

@@ -2,75 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dspark_sglang.bench import BenchError
 from dspark_sglang.calibrate.source import Server, ServerError
-
-ADAPTIVE = "adaptive"
-# Name of a policy, what follows its colon, and how that reads.
-_VALUES: dict[str, tuple[str, Callable[[str], float]] | None] = {
-    ADAPTIVE: None,
-    "early-stop": None,
-    "static": ("verify_drafts", int),
-    "threshold": ("threshold", float),
-}
-
-
-@dataclass(frozen=True)
-class Policy:
-    """One way to choose verify lengths.
-
-    Attributes
-    ----------
-    name : str
-        As on the command line, such as ``static:3``; the arm's label.
-    body : dict
-        What ``POST /dspark/policy`` is sent.
-    """
-
-    name: str
-    body: dict[str, Any]
-
-
-def parse_policies(text: str) -> list[Policy]:
-    """Read a list such as ``adaptive,static:1,threshold:0.5,early-stop``.
-
-    Raises
-    ------
-    ValueError
-        If a name or a value is unknown, or one comes twice; names it.
-    """
-    policies = [_parse(part.strip()) for part in text.split(",")]
-    for name in (policy.name for policy in policies):
-        if sum(policy.name == name for policy in policies) > 1:
-            raise ValueError(f"{name!r} comes twice")
-    return policies
-
-
-def _parse(text: str) -> Policy:
-    kind, colon, value = text.partition(":")
-    if kind not in _VALUES:
-        raise ValueError(f"{text!r} is no policy; there are: {', '.join(sorted(_VALUES))}")
-    wanted = _VALUES[kind]
-    if wanted is None:
-        if colon:
-            raise ValueError(f"{kind!r} takes no value, but {text!r} has one")
-        return Policy(kind, {"policy": kind})
-    field, read = wanted
-    try:
-        number = read(value)
-    except ValueError:
-        raise ValueError(f"{text!r} lacks its number; write {kind}:{3 if read is int else 0.5}, for example") from None
-    return Policy(text, {"policy": kind, field: number})
-
-
-def rotated(policies: Sequence[Policy], by: int) -> list[Policy]:
-    """Begin with another policy each round, so that none always follows the same one."""
-    first = by % len(policies) if policies else 0
-    return [*policies[first:], *policies[:first]]
+from sgl_dspark.comparison import Policy
 
 
 def switch(url: str, policy: Policy) -> None:

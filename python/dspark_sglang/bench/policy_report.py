@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dspark_sglang.bench.metrics import Spread, paired_ratios, spread
-from dspark_sglang.bench.policies import ADAPTIVE, mean_verify_len
+from dspark_sglang.bench.metrics import paired_ratios
+from dspark_sglang.bench.policies import mean_verify_len
 from dspark_sglang.bench.report import cell, equal_cell, summarise
 from dspark_sglang.bench.session import Run
+from sgl_dspark.comparison import ADAPTIVE, Spread, spread
 
 COLUMNS = {
     "tok_s": "tok/s",

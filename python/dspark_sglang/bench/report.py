@@ -11,12 +11,11 @@ from dspark_sglang.bench.metrics import (
     METRICS,
     RATIO_METRICS,
     RequestResult,
-    Spread,
     merge_histograms,
     paired_ratios,
-    spread,
 )
 from dspark_sglang.bench.session import Run
+from sgl_dspark.comparison import Spread, spread
 
 SCHEMA = 1
 COLUMNS = {

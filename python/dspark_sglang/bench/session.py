@@ -10,10 +10,11 @@ from functools import partial
 from typing import NamedTuple
 
 from dspark_sglang.bench.client import RequestSettings, measure_level
-from dspark_sglang.bench.metrics import RequestResult, run_metrics, schedule
-from dspark_sglang.bench.policies import Policy, difference, read_counts, rotated, switch
-from dspark_sglang.bench.prompts import Prompt, take
-from dspark_sglang.bench.server import PLAIN, Arm
+from dspark_sglang.bench.metrics import RequestResult, run_metrics
+from dspark_sglang.bench.policies import difference, read_counts, switch
+from sgl_dspark.comparison import Policy, rotated, schedule
+from sgl_dspark.data.prompt_set import Prompt, take
+from sgl_dspark.server_process import PLAIN, Arm
 
 # Answers of up to this many tokens, one per worker, before a policy is measured: some tens of steps at its level.
 SETTLE_TOKENS = 96

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dspark_sglang.bench.client import RequestSettings, measure_level
-from dspark_sglang.bench.prompts import Prompt
 from dspark_sglang.calibrate.source import Server
 from sgl_dspark.calibration.records import RecordSet
+from sgl_dspark.data.prompt_set import Prompt
 from sgl_dspark.errors import DataError
 
 Log = Callable[[str], None]

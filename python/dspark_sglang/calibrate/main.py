@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dspark_sglang.bench import arms, machine
-from dspark_sglang.bench.prompts import load_prompts, order_prompts, prompts_hash
 from dspark_sglang.calibrate import collect
 from dspark_sglang.calibrate.source import Server
 from sgl_dspark.calibration import store
 from sgl_dspark.calibration.choose import fit_kind
 from sgl_dspark.calibration.records import GREEDY, KINDS, SAMPLED, RecordSet
 from sgl_dspark.config import DrafterConfig
+from sgl_dspark.data.prompt_set import load_prompts, order_prompts, prompts_hash
 from sgl_dspark.errors import ConfigError, DataError
 from sgl_dspark.reports.reliability import calibration_table, save_reliability_diagram
 

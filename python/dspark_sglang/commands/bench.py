@@ -42,7 +42,7 @@ def _not_negative(text: str) -> float:
 
 
 def _policies(text: str) -> list[Any]:
-    from dspark_sglang.bench.policies import parse_policies
+    from sgl_dspark.comparison import parse_policies
 
     try:
         return parse_policies(text)

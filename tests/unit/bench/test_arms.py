@@ -10,11 +10,12 @@ import pytest
 
 from dspark_sglang import launch
 from dspark_sglang.bench import BenchError, arms
-from dspark_sglang.bench.arms import Pair, find_pair, server_arms, without_flags
+from dspark_sglang.bench.arms import Pair, find_pair, server_arms
 from dspark_sglang.bench.machine import Cores, plan_cores
-from dspark_sglang.bench.server import ServerArm
 from dspark_sglang.commands import serve
+from sgl_dspark.comparison import without_flags
 from sgl_dspark.errors import DsparkError
+from sgl_dspark.server_process import ServerArm
 
 FOUR = frozenset(range(4))
 

@@ -12,7 +12,7 @@ import pytest
 from dspark_sglang.bench import BenchError
 from dspark_sglang.bench.client import WARM_UP_TOKENS, RequestSettings, measure_level, request
 from dspark_sglang.bench.metrics import RequestResult
-from dspark_sglang.bench.prompts import Prompt
+from sgl_dspark.data.prompt_set import Prompt
 from tests.support.fake_chat_server import DETAILS, FakeChatServer
 
 PROMPTS = [Prompt("chat", ({"role": "user", "content": f"question {i}"},)) for i in range(6)]

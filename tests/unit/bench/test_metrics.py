@@ -8,13 +8,11 @@ import pytest
 
 from dspark_sglang.bench.metrics import (
     RequestResult,
-    Spread,
     merge_histograms,
     paired_ratios,
     run_metrics,
-    schedule,
-    spread,
 )
+from sgl_dspark.comparison import Spread, schedule, spread
 
 
 def _result(prompt: int, start: float, first: float, end: float, tokens: int, **counters: object) -> RequestResult:

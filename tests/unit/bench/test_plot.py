@@ -9,6 +9,7 @@ import pytest
 from dspark_sglang.bench import BenchError, plot
 from dspark_sglang.bench.policy_report import summarise_policies
 from dspark_sglang.bench.session import Run
+from sgl_dspark.comparison import styles
 from tests.unit.bench.test_report import _run
 
 ARMS = ["plain", "adaptive", "static:3"]
@@ -37,9 +38,9 @@ def test_series_hold_the_levels_that_were_measured() -> None:
 
 def test_no_two_arms_look_alike() -> None:
     arms = ["plain", "adaptive", *(f"static:{i}" for i in range(7))]
-    looks = {(style["color"], style["marker"]) for style in plot.styles(arms).values()}
+    looks = {(style["color"], style["marker"]) for style in styles(arms).values()}
     assert len(looks) == len(arms)
-    assert plot.styles(arms)["adaptive"]["color"] == "black"
+    assert styles(arms)["adaptive"]["color"] == "black"
 
 
 def test_a_figure_is_written(tmp_path: Path) -> None:

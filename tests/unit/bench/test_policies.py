@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from dspark_sglang.bench import BenchError, arms
-from dspark_sglang.bench.policies import Policy, difference, mean_verify_len, parse_policies, read_counts, rotated
+from dspark_sglang.bench.policies import difference, mean_verify_len, read_counts
 from dspark_sglang.bench.policy_report import policy_rows, summarise_policies
-from dspark_sglang.bench.server import UrlArm
 from dspark_sglang.bench.session import Run
 from dspark_sglang.commands import bench as command
+from sgl_dspark.comparison import Policy, parse_policies, rotated
+from sgl_dspark.server_process import UrlArm
 from tests.support.fake_chat_server import DETAILS, FakeChatServer
 from tests.unit.bench.test_report import _run as plain_run
 

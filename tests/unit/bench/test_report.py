@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from dspark_sglang.bench.metrics import RequestResult, Spread
+from dspark_sglang.bench.metrics import RequestResult
 from dspark_sglang.bench.report import aligned, markdown, rows, summarise, to_json
 from dspark_sglang.bench.session import Run
+from sgl_dspark.comparison import Spread
 
 ARMS = ["plain", "dspark"]
 

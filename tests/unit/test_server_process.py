@@ -10,9 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dspark_sglang.bench import BenchError
-from dspark_sglang.bench.machine import on_cores
-from dspark_sglang.bench.server import ServerArm, UrlArm, healthy, log_tail
+from sgl_dspark.errors import LaunchError
+from sgl_dspark.server_process import ServerArm, UrlArm, healthy, log_tail, on_cores
 from tests.support import fake_server_process
 from tests.support.fake_chat_server import FakeChatServer
 
@@ -49,8 +48,8 @@ def test_cores_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[set[int]] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 5})
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: asked.append(set(cores)))
-    with pytest.raises(BenchError), on_cores(frozenset([5])):
-        raise BenchError("inside")
+    with pytest.raises(LaunchError), on_cores(frozenset([5])):
+        raise LaunchError("inside")
     with on_cores(None):
         pass
     assert asked == [{5}, {4, 5}]
@@ -62,9 +61,9 @@ def test_a_child_that_outlives_its_server_is_ended_too(tmp_path: Path) -> None:
     def lose_the_leader() -> None:
         with _arm(tmp_path, SCRIPT, str(pids)).open():
             os.kill(int(pids.read_text().split()[0]), signal.SIGKILL)
-            raise BenchError("the connection failed")
+            raise LaunchError("the connection failed")
 
-    with pytest.raises(BenchError, match="ended by itself by SIGKILL; its log is .*dspark-1.log and ends:"):
+    with pytest.raises(LaunchError, match="ended by itself by SIGKILL; its log is .*dspark-1.log and ends:"):
         lose_the_leader()
     assert not any(_alive(int(pid)) for pid in pids.read_text().split())
 
@@ -72,14 +71,14 @@ def test_a_child_that_outlives_its_server_is_ended_too(tmp_path: Path) -> None:
 def test_a_failed_request_of_a_living_server_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServerArm, "_explain_death", lambda *_: None)
     with (
-        pytest.raises(BenchError, match="^answered 400$"),
+        pytest.raises(LaunchError, match="^answered 400$"),
         _arm(tmp_path, SCRIPT, str(tmp_path / "pids")).open(),
     ):
-        raise BenchError("answered 400")
+        raise LaunchError("answered 400")
 
 
 def test_a_server_that_dies_while_it_loads_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    with pytest.raises(BenchError) as caught, _arm(tmp_path, "-c", DIES).open():
+    with pytest.raises(LaunchError) as caught, _arm(tmp_path, "-c", DIES).open():
         pass
     message = str(caught.value)
     assert message.startswith("the dspark server ended by itself with status 1; its log is ")
@@ -97,7 +96,7 @@ def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path, monkeypatch
     monkeypatch.setattr(ServerArm, "_start", remember)
     monkeypatch.setattr(ServerArm, "_explain_death", lambda *_: None)
     with (
-        pytest.raises(BenchError, match="was not ready after 0 s; raise --startup-timeout"),
+        pytest.raises(LaunchError, match="was not ready after 0 s; raise --startup-timeout"),
         _arm(tmp_path, "-c", HANGS, startup_s=0.0).open(),
     ):
         pass
@@ -117,7 +116,7 @@ def test_a_server_at_a_url_is_left_as_it_is() -> None:
         for _ in range(2):
             with UrlArm("mine", server.url).open() as url:
                 assert url == server.url
-    with pytest.raises(BenchError, match="no server answers at .* \\(mine\\)"), UrlArm("mine", server.url).open():
+    with pytest.raises(LaunchError, match="no server answers at .* \\(mine\\)"), UrlArm("mine", server.url).open():
         pass
 
 

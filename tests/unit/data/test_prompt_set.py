@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dspark_sglang.bench import BenchError
-from dspark_sglang.bench.prompts import Prompt, load_prompts, order_prompts, prompts_hash, take
+from sgl_dspark.data.prompt_set import Prompt, load_prompts, order_prompts, prompts_hash, take
+from sgl_dspark.errors import DataError
 
 
 def _texts(prompts: list[Prompt]) -> list[str]:
@@ -62,14 +62,14 @@ def test_a_file_may_hold_three_forms(tmp_path: Path) -> None:
 def test_a_bad_file_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text(text)
-    with pytest.raises(BenchError, match=message):
+    with pytest.raises(DataError, match=message):
         load_prompts(file)
 
 
 def test_a_missing_file_and_an_unknown_category(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="cannot read"):
+    with pytest.raises(DataError, match="cannot read"):
         load_prompts(tmp_path / "none.jsonl")
-    with pytest.raises(BenchError, match="no category 'maps'.*: chat, code, maths"):
+    with pytest.raises(DataError, match="no category 'maps'.*: chat, code, maths"):
         load_prompts(None, ["maps"])
 
 

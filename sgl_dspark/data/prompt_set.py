@@ -1,4 +1,4 @@
-"""The prompts that a benchmark sends: built in or from a file, in a seeded order."""
+"""Sets of conversations to be measured with: built in or from a file, in a seeded order; never trained on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dspark_sglang.bench import BenchError
+from sgl_dspark.errors import DataError
 
-BUILT_IN = "prompts.jsonl"
+BUILT_IN = "prompt_set.jsonl"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> list[Prom
 
     Raises
     ------
-    BenchError
+    DataError
         If the file cannot be read, a line holds no prompt, or nothing is left.
     """
     source = path or resources.files(__package__) / BUILT_IN
@@ -45,16 +45,16 @@ def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> list[Prom
     try:
         lines = source.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BenchError(f"cannot read {name}: {error}") from error
+        raise DataError(f"cannot read {name}: {error}") from error
     fallback = path.stem if path else "prompts"
     prompts = [_parse(line, f"{name}, line {i}", fallback) for i, line in enumerate(lines, 1) if line.strip()]
     known = sorted({p.category for p in prompts})
     for category in categories:
         if category not in known:
-            raise BenchError(f"no category {category!r} in {name}; there are: {', '.join(known) or 'none'}")
+            raise DataError(f"no category {category!r} in {name}; there are: {', '.join(known) or 'none'}")
     kept = [p for p in prompts if not categories or p.category in categories]
     if not kept:
-        raise BenchError(f"{name} holds no prompt")
+        raise DataError(f"{name} holds no prompt")
     return kept
 
 
@@ -62,10 +62,10 @@ def _parse(line: str, where: str, fallback: str) -> Prompt:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise BenchError(f"{where} is not JSON: {error}") from error
+        raise DataError(f"{where} is not JSON: {error}") from error
     messages = _messages(record) if isinstance(record, dict) else None
     if not messages:
-        raise BenchError(f'{where} holds none of "prompt", "turns" or "messages" with text in it')
+        raise DataError(f'{where} holds none of "prompt", "turns" or "messages" with text in it')
     return Prompt(str(record.get("category") or record.get("kind") or fallback), messages)
 
 

@@ -1,4 +1,4 @@
-"""The arms of a benchmark: servers that it starts and ends itself, or that run already at a URL."""
+"""The arms of a measurement: servers that it starts and ends itself, or that run already at a URL."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from typing import Protocol
 
 import psutil
 
-from dspark_sglang.bench import BenchError
-from dspark_sglang.bench.machine import on_cores
+from sgl_dspark.errors import DsparkError, LaunchError
 
 HOST = "127.0.0.1"
 # Name of the arm without speculation.
@@ -64,9 +63,9 @@ class UrlArm:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[str]:
-        """Yield the URL once ``/health`` or ``/v1/models`` answers; raise `BenchError` if neither does."""
+        """Yield the URL once ``/health`` or ``/v1/models`` answers; raise `LaunchError` if neither does."""
         if not (healthy(self.url) or healthy(self.url, "/v1/models")):
-            raise BenchError(f"no server answers at {self.url} ({self.name}); start it first or correct --url")
+            raise LaunchError(f"no server answers at {self.url} ({self.name}); start it first or correct --url")
         yield self.url
 
 
@@ -107,7 +106,7 @@ class ServerArm:
 
         Raises
         ------
-        BenchError
+        LaunchError
             If it ends by itself, before or while it is used: status, log file and the log's last lines. If it is not
             ready in time. If a process of it cannot be ended.
         """
@@ -120,7 +119,7 @@ class ServerArm:
             try:
                 self._wait_until_ready(process, url, log)
                 yield url
-            except BenchError as error:
+            except DsparkError as error:
                 self._explain_death(process, log, error)
                 raise
         finally:
@@ -144,21 +143,35 @@ class ServerArm:
         while not healthy(url):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(self.poll_s)
-                raise BenchError(f"the {self.name} server ended before it was ready")
+                raise LaunchError(f"the {self.name} server ended before it was ready")
             if time.monotonic() > deadline:
-                raise BenchError(
+                raise LaunchError(
                     f"the {self.name} server was not ready after {self.startup_s:.0f} s; raise --startup-timeout or "
                     f"look at its log, {log}, which ends:\n{log_tail(log)}"
                 )
 
-    def _explain_death(self, process: subprocess.Popen[bytes], log: Path, error: BenchError) -> None:
+    def _explain_death(self, process: subprocess.Popen[bytes], log: Path, error: DsparkError) -> None:
         # Its workers go first; the process that we started follows within moments.
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = process.wait(5)
             how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
-            raise BenchError(
+            raise LaunchError(
                 f"the {self.name} server ended by itself {how}; its log is {log} and ends:\n{log_tail(log)}"
             ) from error
+
+
+@contextlib.contextmanager
+def on_cores(cores: frozenset[int] | None) -> Iterator[None]:
+    """Run the calling thread, and processes that it starts meanwhile, on ``cores``; None leaves it as it is."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def healthy(url: str, path: str = "/health") -> bool:
@@ -195,7 +208,7 @@ def end_processes(leader: subprocess.Popen[bytes]) -> None:
 
     Raises
     ------
-    BenchError
+    LaunchError
         If a process survives even that; names its id.
     """
     with _undisturbed():
@@ -213,7 +226,7 @@ def end_processes(leader: subprocess.Popen[bytes]) -> None:
         leader.poll()
         left = sorted(p.pid for p in {*alive, *_family(leader.pid)} if _runs(p))
     if left:
-        raise BenchError(f"process {left[0]} of the server could not be ended; end it before measuring again")
+        raise LaunchError(f"process {left[0]} of the server could not be ended; end it before measuring again")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,140 @@
+"""What a load test asks a server besides chat: model, context, token counts, metrics, DSpark's state and policy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from dspark_loadtest.client import API_KEY
+from dspark_loadtest.errors import LoadtestError
+
+# SGLang's --admin-api-key, where one is set; an environment variable, so that it does not show in process lists.
+ADMIN_KEY = "DSPARK_ADMIN_KEY"
+_TIMEOUT_S = 60
+_TOKENIZE_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server at a base URL, without ``/v1``."""
+
+    url: str
+
+    def model(self) -> tuple[str, int | None]:
+        """Return the served model's name and its context in tokens, where it says so.
+
+        Raises
+        ------
+        LoadtestError
+            If no server answers.
+        """
+        listed = (self.ask("/v1/models").get("data") or [{}])[0]
+        context = listed.get("max_model_len")
+        return str(listed.get("id") or "default"), int(context) if context else None
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
+        """Count tokens with the server's own tokenizer; None if it does not offer that."""
+        counts: list[int] = []
+        try:
+            for start in range(0, len(texts), _TOKENIZE_AT_ONCE):
+                part = list(texts[start : start + _TOKENIZE_AT_ONCE])
+                counts += self.ask("/tokenize", {"prompt": part, "add_special_tokens": False})["count"]
+        except (LoadtestError, KeyError, TypeError):
+            return None
+        return counts if len(counts) == len(texts) else None
+
+    def template_tokens(self) -> int | None:
+        """Return the tokens that the chat template adds to one message; None if the server does not tell."""
+        try:
+            whole = self.ask("/tokenize", {"messages": [{"role": "user", "content": "word"}]})["count"]
+            alone = self.ask("/tokenize", {"prompt": "word", "add_special_tokens": False})["count"]
+        except (LoadtestError, KeyError):
+            return None
+        return max(0, int(whole) - int(alone))
+
+    def metrics(self) -> dict[str, float] | None:
+        """Return SGLang's counters by name, labels added up; None if it exports none (``--enable-metrics``)."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/metrics", timeout=_TIMEOUT_S) as reply:
+                text = reply.read().decode()
+            families = list(text_string_to_metric_families(text))
+        except (OSError, ValueError):
+            return None
+        found: dict[str, float] = {}
+        for family in families:
+            for sample in family.samples:
+                if family.type == "counter" and sample.name.endswith("_total"):
+                    name = sample.name.removeprefix("sglang:")
+                    found[name] = found.get(name, 0.0) + sample.value
+        return found if "generation_tokens_total" in found else None
+
+    def state(self) -> dict[str, Any] | None:
+        """Return ``/dspark/state``; None if no DSpark worker serves here."""
+        try:
+            return self.ask("/dspark/state")
+        except LoadtestError:
+            return None
+
+    def totals(self) -> dict[str, float] | None:
+        """Return the counts of ``/dspark/state``, replicas added up; None without a DSpark worker."""
+        state = self.state()
+        if state is None:
+            return None
+        counts: dict[str, float] = {}
+        for replica in state.get("replicas") or [state]:
+            for name, value in (replica.get("totals") or {}).items():
+                if isinstance(value, int | float):
+                    counts[name] = counts.get(name, 0) + value
+        return counts
+
+    def set_policy(self, body: dict[str, Any]) -> None:
+        """Choose how much is verified; raise `LoadtestError` if the server refuses."""
+        self.ask("/dspark/policy", body)
+
+    def flush_cache(self) -> bool:
+        """Empty the prefix cache; whether the server did."""
+        with contextlib.suppress(LoadtestError):
+            self._open("/flush_cache", b"")
+            return True
+        return False
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """GET, or POST if there is a body; the answer is a JSON object.
+
+        Raises
+        ------
+        LoadtestError
+            If there is no such answer; names the address and what was said.
+        """
+        raw = self._open(path, None if body is None else json.dumps(body).encode())
+        try:
+            found = json.loads(raw)
+        except ValueError as error:
+            raise LoadtestError(f"{self.url}{path} did not answer with JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise LoadtestError(f"{self.url}{path} did not answer with a JSON object")
+        return found
+
+    def _open(self, path: str, data: bytes | None) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        key = os.environ.get(ADMIN_KEY if path.startswith("/dspark") else API_KEY)
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(f"{self.url}{path}", data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
+                return bytes(reply.read())
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace").strip()[:300]
+            hint = f"; set {ADMIN_KEY} to its admin key" if error.code in (401, 403) else ""
+            raise LoadtestError(f"{self.url}{path} answered {error.code}: {said or error.reason}{hint}") from error
+        except (OSError, ValueError) as error:
+            raise LoadtestError(f"{self.url}{path} failed: {error}; is the server running?") from error
