@@ -20,6 +20,7 @@ from dspark_sglang.config import SchedulingConfig, WorkerConfig
 from dspark_sglang.draft_kv import DraftKvPool
 from dspark_sglang.fingerprint import default_profile, worker_fingerprint
 from dspark_sglang.knowledge import Knowledge
+from dspark_sglang.metrics import recording
 from dspark_sglang.packed_weights import row_sizes
 from dspark_sglang.parts import StepParts
 from dspark_sglang.preflight import refuse_flags
@@ -144,6 +145,7 @@ class DsparkWorker(compat.BaseSpecWorker):
             fingerprint = worker_fingerprint(self, self._target_path, self._tensor_parallel)
             profile = default_profile(self._target_path, self.config.draft_path)
             self.knowledge.start(lambda: measure_step_times(self), fingerprint, profile)
+        recording.start(self, self.scheduler)
 
     def get_confidence_budget_prepare(self) -> None:
         """Return None: our own relay feeds the planner, at the start of each decode step."""
@@ -157,6 +159,10 @@ class DsparkWorker(compat.BaseSpecWorker):
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """Learn from a step's verdict, which SGLang hands over one step later."""
         self.scheduler.learn(num_correct_drafts_per_req)
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool = False) -> None:
+        """Note for the metrics that a request of the step being processed has ended."""
+        recording.finished(rid)
 
     def configure(self, numbers: dict[str, int | float]) -> None:
         """Switch the verify policy; see `VerifyScheduler.configure`."""

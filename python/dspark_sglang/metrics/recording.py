@@ -1,0 +1,127 @@
+"""The recorder of this process: made with the worker, fed by it and by two of SGLang's functions."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from importlib import metadata
+from json import dumps
+from typing import TYPE_CHECKING, Any
+
+from dspark_sglang import policy_codec
+from dspark_sglang.metrics import engine
+from dspark_sglang.metrics.definitions import LABEL_VALUES
+from dspark_sglang.metrics.exporter import Exporter
+from dspark_sglang.metrics.flags import sla_from_environment
+from dspark_sglang.metrics.phases import PhaseClock
+from dspark_sglang.metrics.recorder import Recorder
+
+if TYPE_CHECKING:
+    from dspark_sglang.scheduling import VerifyScheduler
+    from dspark_sglang.worker import DsparkWorker
+
+logger = logging.getLogger(__name__)
+
+
+class Recording:
+    """A recorder, what it is exported by, and where it finds what others count.
+
+    Parameters
+    ----------
+    recorder : Recorder
+    scheduler : VerifyScheduler
+    identity : dict
+        Labels of ``dspark_worker_info`` that do not change.
+    model_name : str
+    registry : prometheus_client registry, optional
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        scheduler: VerifyScheduler,
+        identity: Mapping[str, str],
+        model_name: str,
+        registry: Any = None,
+    ) -> None:
+        self.recorder, self._scheduler, self._identity = recorder, scheduler, dict(identity)
+        # Totals of others may be started over; a counter goes on from where it was.
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self.exporter = Exporter(recorder, model_name, self._gather, registry)
+
+    def _gather(self, recorder: Recorder) -> dict[str, dict[tuple[str, ...], float]]:
+        scheduler, sheet = self._scheduler, recorder.sheet
+        planner, knowledge, probes = scheduler.planner, scheduler.knowledge, scheduler.allocator.probes
+        fallbacks = sheet.view("dspark_fallbacks_total")
+        known = LABEL_VALUES["reason"]
+        for where, counts in (("planner", planner.fallbacks), ("ledger", scheduler.ledger.fallbacks)):
+            for reason, count in dict(counts).items():
+                name = reason if reason in known else "other"
+                fallbacks[known.index(name)] += self._growth(f"{where} {reason}", count)
+        looked = sheet.view("dspark_probes_total")
+        totals = (probes.probes, planner.totals["probes"], planner.totals["row_probes"])
+        for i, (name, total) in enumerate(zip(LABEL_VALUES["probe"], totals, strict=True)):
+            looked[i] += self._growth(f"probe {name}", total)
+        sheet.view("dspark_probe_tokens_total")[...] += self._growth("probe tokens", probes.extra_tokens)
+        calibration = knowledge.calibration
+        for i in range(len(LABEL_VALUES["kind"])):
+            sheet.view("dspark_calibration_ece_ratio")[i] = calibration.live_mean_ece(i)
+            sheet.view("dspark_calibration_drifting")[i] = calibration.state(i) == "drift"
+        shown = policy_codec.shown(planner.config)
+        settings = f"{zlib.crc32(dumps(shown, sort_keys=True).encode()):08x}"
+        worker = (*self._identity.values(), knowledge.step_time_source, knowledge.calibration_source)
+        return {
+            "dspark_policy_info": {(str(shown["policy"]), settings): 1.0},
+            "dspark_worker_info": {worker: 1.0},
+        }
+
+    def _growth(self, name: str, total: float) -> float:
+        before, self._seen[("", name)] = self._seen[("", name)], total  # type: ignore[assignment]
+        return total - before if total >= before else total
+
+
+ACTIVE: Recording | None = None
+
+
+def start(worker: DsparkWorker, scheduler: VerifyScheduler) -> None:
+    """Record what a worker does from now on, where SGLang exports metrics of this process."""
+    global ACTIVE
+    model_name = engine.model_name()
+    if model_name is None:
+        return
+    recorder = Recorder(worker.gamma, worker.max_requests + 1, sla_from_environment(), PhaseClock(worker.device))
+    identity = {
+        "version": metadata.version("sgl-dspark"),
+        "sglang": metadata.version("sglang"),
+        **{name: str(scheduler.knowledge.identity[name]) for name in ("target", "draft")},
+        "gamma": str(worker.gamma),
+        "head": str(worker.drafter.config.markov_head_type),
+    }
+    scheduler.recorder = recorder
+    ACTIVE = Recording(recorder, scheduler, identity, model_name)
+    ACTIVE.exporter.start()
+    logger.info("metrics: recording, %d series", len(recorder.sheet.cells))
+
+
+def finished(rid: str) -> None:
+    """Note that a request has ended; SGLang's worker contract tells."""
+    if ACTIVE is not None:
+        ACTIVE.recorder.finished(rid)
+
+
+def after_stream(result: Any, streamer: Any, reqs: Any, return_logprob: Any = None, skip_req: Any = None) -> Any:
+    """Settle a batch whose tokens were sent on."""
+    if ACTIVE is not None and reqs:
+        ACTIVE.recorder.streamed(reqs, skip_req)
+        ACTIVE.exporter.touch()
+    return result
+
+
+def after_abort(result: Any, scheduler: Any, abort_request: Any, request: Any) -> Any:
+    """Count a request that SGLang ends outside the stream."""
+    if ACTIVE is not None:
+        ACTIVE.recorder.aborted(request)
+        ACTIVE.exporter.touch()
+    return result
