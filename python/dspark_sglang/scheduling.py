@@ -248,7 +248,7 @@ class VerifyScheduler:
         verified, accepted = np.minimum(step.lens[rows], first_end), np.minimum(accepted[rows], first_end)
         logits, sampled = step.sent.logits_cpu.numpy()[kept], step.sampled[rows]
         if self.recorder is not None:
-            self.recorder.rounds(self.knowledge.calibrated, logits, verified, accepted, sampled)
+            self.recorder.rounds(logits, verified, accepted, sampled)
         self.rounds.append(logits, verified, accepted, sampled)
         self.knowledge.observe_rounds(logits, verified, accepted, sampled)
 

@@ -35,8 +35,8 @@ class Step:
         In force when it was decided.
     expected : float32 [R] or None
         Tokens that each request is expected to emit, by this step's own confidences.
-    seconds, emitted : float, int or None
-        What it took and what it emitted, once known; they come in either order.
+    emitted, was_timed : int or None, bool
+        For the metrics: what it emitted, and whether its time has been counted; they come in either order.
     marks_s, events : list
         Between its parts: the host's clock, and on an accelerator its events.
     """
@@ -56,8 +56,8 @@ class Step:
     lens: np.ndarray | None = None
     expected: np.ndarray | None = None
     sent: Sent | None = None
-    seconds: float | None = None
     emitted: int | None = None
+    was_timed: bool = False
     marks_s: list[float] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
 

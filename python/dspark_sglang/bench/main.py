@@ -24,8 +24,8 @@ from dspark_sglang.bench.session import Plan, Run, run_session
 from sgl_dspark.errors import DsparkError
 
 EXIT_INTERRUPTED = 130
-# `dspark bench planner` serves nothing: it times the planner.
-PLANNER = "planner"
+# `dspark bench planner` and `dspark bench metrics` serve nothing: they time the planner and the recorder of metrics.
+PLANNER, METRICS = "planner", "metrics"
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ def run(args: Namespace) -> int:
     DsparkError
         If the options do not fit, a server dies or a request fails; what was measured before is reported first.
     """
-    if args.server_flags == [PLANNER]:
-        from dspark_sglang.bench import planner
+    if args.server_flags in ([PLANNER], [METRICS]):
+        from dspark_sglang.bench import planner, recording
 
         check_folders(args)
-        return planner.run(args)
+        return planner.run(args) if args.server_flags == [PLANNER] else recording.run(args)
     check_options(args)
     folder = args.logs or Path(tempfile.mkdtemp(prefix="dspark-bench-"))
     runs: list[Run] = []

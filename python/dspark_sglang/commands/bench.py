@@ -14,6 +14,7 @@ EPILOG = """examples:
   dspark bench --target TARGET --draft DRAFT --prompts mt-bench.jsonl -- --dtype float32
   dspark bench --policies adaptive,static:1,static:3,static:7 --concurrency 1,2,4,8,16,32
   dspark bench planner                                times the planner against SGLang's; serves nothing
+  dspark bench metrics                                times what metrics add to a step; serves nothing
   dspark bench --url plain=http://127.0.0.1:30000 --url dspark=http://127.0.0.1:30001
 
 It starts one server at a time, plain, DSpark, DSpark, plain, ..., on a free port, with OMP_NUM_THREADS=1 unless set,

@@ -17,9 +17,9 @@ def request_slot(request: Any) -> int | None:
     return None if slot is None else int(slot)
 
 
-def finish_kind(request: Any) -> str:
-    """Return why a request ended: stop, length or abort."""
-    return str(request.finished_reason.to_json()["type"])
+def finish_kind(reason: Any) -> str:
+    """Return what kind a request's finish reason is: stop, length or abort."""
+    return str(reason.to_json()["type"])
 
 
 def model_name() -> str | None:

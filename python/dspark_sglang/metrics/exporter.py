@@ -16,8 +16,8 @@ import numpy as np
 from dspark_sglang.metrics.definitions import METRICS, Metric
 
 if TYPE_CHECKING:
-    from dspark_sglang.metrics.recorder import Recorder
-    from dspark_sglang.metrics.sheet import Cell
+    from dspark_sglang.metrics.fold import Fold
+    from dspark_sglang.metrics.sheet import Cell, Sheet
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ PERIOD_S = 0.5
 # Different label values of an information metric that one process may bring up, such as policies that were in force.
 MOST_INFO = 32
 
-Source = Callable[["Recorder"], Mapping[str, Mapping[tuple[str, ...], float]]]
+Source = Callable[["Sheet"], Mapping[str, Mapping[tuple[str, ...], float]]]
 
 
 class Exporter:
@@ -33,26 +33,26 @@ class Exporter:
 
     Parameters
     ----------
-    recorder : Recorder
+    fold : Fold
     model_name : str
     source : callable
-        Called at each pass with the lock held: writes counts that others keep into the sheet, and returns the
+        Called at each pass: writes counts that others keep into the sheet, and returns the
         information metrics by name and label values.
     registry : prometheus_client registry, optional
         For tests; by default the one that SGLang's processes share.
     """
 
-    def __init__(self, recorder: Recorder, model_name: str, source: Source, registry: Any = None) -> None:
+    def __init__(self, fold: Fold, model_name: str, source: Source, registry: Any = None) -> None:
         # SGLang names the folder that the processes share in the environment; the import must come after that.
         from prometheus_client import REGISTRY
 
-        self._recorder, self._model, self._source = recorder, model_name, source
+        self._fold, self._model, self._source = fold, model_name, source
         self._families = {m.name: self._family(m, registry or REGISTRY) for m in METRICS}
         self._cells: list[tuple[Cell, Any]] = [
-            (cell, self._families[cell.metric.name].labels(model_name, *cell.labels)) for cell in recorder.sheet
+            (cell, self._families[cell.metric.name].labels(model_name, *cell.labels)) for cell in fold.sheet
         ]
         self._owner = np.repeat(np.arange(len(self._cells)), [cell.size for cell, _ in self._cells])
-        self._written = np.zeros_like(recorder.sheet.values)
+        self._written = np.zeros_like(fold.sheet.values)
         self._info: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -66,16 +66,15 @@ class Exporter:
             return Counter(metric.name, metric.help, labels, registry=registry)
         if metric.kind == "gauge":
             return Gauge(metric.name, metric.help, labels, registry=registry, multiprocess_mode="livemostrecent")
-        edges = self._recorder.sheet.edges[metric.name]
+        edges = self._fold.sheet.edges[metric.name]
         return Histogram(metric.name, metric.help, labels, registry=registry, buckets=edges)
 
     def export(self) -> None:
         """Write what has changed since the last pass."""
-        recorder = self._recorder
-        with recorder.lock:
-            info = self._source(recorder)
-            recorder.fold()
-            values = recorder.sheet.values.copy()
+        sheet = self._fold.sheet
+        self._fold.fold()
+        info = self._source(sheet)
+        values = sheet.values.copy()
         changed = np.flatnonzero((values != self._written) & ~(np.isnan(values) & np.isnan(self._written)))
         for index in np.unique(self._owner[changed]).tolist():
             cell, child = self._cells[index]

@@ -15,8 +15,10 @@ from dspark_sglang.metrics import engine
 from dspark_sglang.metrics.definitions import LABEL_VALUES
 from dspark_sglang.metrics.exporter import Exporter
 from dspark_sglang.metrics.flags import sla_from_environment
+from dspark_sglang.metrics.fold import Fold
 from dspark_sglang.metrics.phases import PhaseClock
 from dspark_sglang.metrics.recorder import Recorder
+from dspark_sglang.metrics.sheet import Sheet
 
 if TYPE_CHECKING:
     from dspark_sglang.scheduling import VerifyScheduler
@@ -31,6 +33,7 @@ class Recording:
     Parameters
     ----------
     recorder : Recorder
+    sheet : Sheet
     scheduler : VerifyScheduler
     identity : dict
         Labels of ``dspark_worker_info`` that do not change.
@@ -41,18 +44,21 @@ class Recording:
     def __init__(
         self,
         recorder: Recorder,
+        sheet: Sheet,
         scheduler: VerifyScheduler,
         identity: Mapping[str, str],
         model_name: str,
         registry: Any = None,
     ) -> None:
         self.recorder, self._scheduler, self._identity = recorder, scheduler, dict(identity)
+        calibration = scheduler.knowledge.calibration
+        fold = Fold(recorder, sheet, lambda: (calibration.inverse_temperatures, calibration.biases))
         # Totals of others may be started over; a counter goes on from where it was.
         self._seen: Counter[tuple[str, str]] = Counter()
-        self.exporter = Exporter(recorder, model_name, self._gather, registry)
+        self.exporter = Exporter(fold, model_name, self._gather, registry)
 
-    def _gather(self, recorder: Recorder) -> dict[str, dict[tuple[str, ...], float]]:
-        scheduler, sheet = self._scheduler, recorder.sheet
+    def _gather(self, sheet: Sheet) -> dict[str, dict[tuple[str, ...], float]]:
+        scheduler = self._scheduler
         planner, knowledge, probes = scheduler.planner, scheduler.knowledge, scheduler.allocator.probes
         fallbacks = sheet.view("dspark_fallbacks_total")
         known = LABEL_VALUES["reason"]
@@ -91,7 +97,8 @@ def start(worker: DsparkWorker, scheduler: VerifyScheduler) -> None:
     model_name = engine.model_name()
     if model_name is None:
         return
-    recorder = Recorder(worker.gamma, worker.max_requests + 1, sla_from_environment(), PhaseClock(worker.device))
+    recorder = Recorder(worker.max_requests + 1, PhaseClock(worker.device))
+    sheet = Sheet(worker.gamma, sla_from_environment())
     identity = {
         "version": metadata.version("sgl-dspark"),
         "sglang": metadata.version("sglang"),
@@ -100,9 +107,9 @@ def start(worker: DsparkWorker, scheduler: VerifyScheduler) -> None:
         "head": str(worker.drafter.config.markov_head_type),
     }
     scheduler.recorder = recorder
-    ACTIVE = Recording(recorder, scheduler, identity, model_name)
+    ACTIVE = Recording(recorder, sheet, scheduler, identity, model_name)
     ACTIVE.exporter.start()
-    logger.info("metrics: recording, %d series", len(recorder.sheet.cells))
+    logger.info("metrics: recording, %d series", len(sheet.cells))
 
 
 def finished(rid: str) -> None:

@@ -2,65 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from dspark_sglang.metrics.definitions import BINS
 from dspark_sglang.metrics.sheet import Sheet
 
-# Rounds taken of one step, evenly and in turn; more would tell no more and cost more.
-MOST_ROWS = 16
-PORTION = 128
-
-Calibrate = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# Gives inverse temperatures and biases, float32 [2, gamma] each, row 0 for greedy requests.
+Scales = Callable[[], tuple[np.ndarray, np.ndarray]]
 
 
 class Reliability:
-    """Counts judged drafts by bins of calibrated confidence, in portions of rounds.
+    """Counts judged drafts by bins of calibrated confidence.
 
     Parameters
     ----------
     sheet : Sheet
-    gamma : int
+    scales : callable, optional
+        The calibration in force; by default confidences are taken as they are.
     """
 
-    def __init__(self, sheet: Sheet, gamma: int) -> None:
-        self._slots = np.arange(gamma)
+    def __init__(self, sheet: Sheet, scales: Scales | None = None) -> None:
+        self._slots = np.arange(sheet.gamma)
         self._judged = sheet.view("dspark_calibration_judged_total")
         self._accepted = sheet.view("dspark_calibration_accepted_total")
         self._confidence = sheet.view("dspark_calibration_confidence_total")
-        self._waiting: list[tuple[np.ndarray, ...]] = []
-        self._rows = self._turn = 0
+        ones = np.ones((2, sheet.gamma), np.float32)
+        self._scales = scales or (lambda: (ones, ones * 0))
+        self._then = self._copied()
 
-    def add(
-        self,
-        calibrate: Calibrate,
-        logits: np.ndarray,
-        verified: np.ndarray,
-        accepted: np.ndarray,
-        sampled: np.ndarray,
-    ) -> None:
-        """Take some rounds of a step; see `RoundLog.append` for the arrays, `Knowledge.calibrated` for the function."""
-        stride = -(-len(logits) // MOST_ROWS)
-        if stride > 1:
-            self._turn = (self._turn + 1) % stride
-            some = slice(self._turn, None, stride)
-            logits, verified, accepted, sampled = logits[some], verified[some], accepted[some], sampled[some]
-        # Calibrated as of now: what is learned from a round must not judge it.
-        self._waiting.append((calibrate(logits, sampled), verified, accepted))
-        self._rows += len(logits)
-        if self._rows >= PORTION:
-            self.digest()
+    def add(self, seen: Sequence[tuple[np.ndarray, ...]]) -> None:
+        """Count rounds: logits, verified, accepted and sampled of each step, as in `RoundLog.append`.
 
-    def digest(self) -> None:
-        """Count the rounds that wait."""
-        if not self._waiting:
+        They are judged by the calibration of the pass before this one: what was learned from them must not judge them.
+        """
+        inverse, biases = self._then
+        self._then = self._copied()
+        if not seen:
             return
-        scaled, verified, accepted = (np.concatenate(column) for column in zip(*self._waiting, strict=True))
-        self._waiting, self._rows = [], 0
+        logits, verified, accepted, sampled = (np.concatenate(column) for column in zip(*seen, strict=True))
+        kinds = sampled.astype(np.intp)
         with np.errstate(over="ignore"):
-            confidence = 1.0 / (1.0 + np.exp(-scaled))
+            confidence = 1.0 / (1.0 + np.exp(-(logits * inverse[kinds] + biases[kinds])))
         hits = self._slots < accepted[:, None]
         judged = (self._slots < verified[:, None]) & (self._slots <= accepted[:, None]) & np.isfinite(confidence)
         confidence, hits = confidence[judged], hits[judged]
@@ -68,3 +52,7 @@ class Reliability:
         self._judged += np.bincount(bins, minlength=BINS)
         self._accepted += np.bincount(bins, weights=hits, minlength=BINS)
         self._confidence += np.bincount(bins, weights=confidence, minlength=BINS)
+
+    def _copied(self) -> tuple[np.ndarray, np.ndarray]:
+        inverse, biases = self._scales()
+        return inverse.copy(), biases.copy()

@@ -6,12 +6,11 @@ retracted keeps its place, so that the wait until it runs again counts as time i
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
-
-from dspark_sglang.metrics.sheet import Sheet
 
 # A span ends at the first token this long after its start, seconds: long enough that blocks of tokens average out,
 # short enough that a stall shows within one scrape or two.
@@ -29,48 +28,59 @@ class Place(NamedTuple):
     spans: int
 
 
+class Span(NamedTuple):
+    """A stretch of one request's answer; a rest that is not ``whole`` counts in the sums only."""
+
+    tokens: int
+    seconds: float
+    whole: bool = True
+
+
 class Users:
     """Delivered tokens by request slot, and the spans in which they came.
 
     Parameters
     ----------
-    sheet : Sheet
     slots : int
         Rows of the engine's request pool.
+
+    Attributes
+    ----------
+    spans : deque of Span
+        Ended and not counted yet.
     """
 
-    def __init__(self, sheet: Sheet, slots: int) -> None:
+    def __init__(self, slots: int) -> None:
+        self.spans: deque[Span] = deque()
         self._delivered = np.zeros(slots, np.int64)
         self._base = np.zeros(slots, np.int64)
         self._start_s = np.zeros(slots)
         self._spans = np.zeros(slots, np.int64)
         self._owner: list[Any] = [None] * slots
-        self._slot: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._slot: dict[str, int] = {}
         self._parked: WeakKeyDictionary[Any, Place] = WeakKeyDictionary()
         self._over: WeakSet[Any] = WeakSet()
         self._next_look_s = 0.0
-        self._edges = np.array(sheet.edges["dspark_user_tokens_per_second"])
-        self._anchors = np.array(sheet.sla)
-        self._histogram = sheet.view("dspark_user_tokens_per_second")
-        self._sla = sheet.view("dspark_sla_spans_total")
-        self._tokens = sheet.view("dspark_user_tokens_total")
-        self._seconds = sheet.view("dspark_user_seconds_total")
-        self._met, self._missed = sheet.index("met", "yes"), sheet.index("met", "no")
 
     def is_over(self, request: Any) -> bool:
         """Whether a request has been settled."""
         return request in self._over
 
-    def step(self, slots: np.ndarray, emitted: np.ndarray, now: float) -> None:
-        """Add what a step emitted, int64 [n], to the requests in ``slots``; now and then end spans."""
-        self._delivered[slots] += emitted
+    def named(self, rid: str) -> Any:
+        """Return the request of that name that has a slot; None if none has."""
+        slot = self._slot.get(rid)
+        return None if slot is None else self._owner[slot]
+
+    def step(self, slots: np.ndarray, accepted: np.ndarray, now: float) -> None:
+        """Add a verdict, int64 [n] accepted drafts and one token more, to the requests in ``slots``."""
+        self._delivered[slots] += accepted + 1
         if now >= self._next_look_s:
             self._next_look_s = now + LOOK_S
-            due = slots[now - self._start_s[slots] >= SPAN_S]
-            if due.size:
-                self._observe(self._delivered[due] - self._base[due], now - self._start_s[due])
-                self._base[due], self._start_s[due] = self._delivered[due], now
-                self._spans[due] += 1
+            for slot in slots[now - self._start_s[slots] >= SPAN_S].tolist():
+                tokens = int(self._delivered[slot] - self._base[slot])
+                self.spans.append(Span(tokens, float(now - self._start_s[slot])))
+                self._base[slot], self._start_s[slot] = self._delivered[slot], now
+                self._spans[slot] += 1
 
     def deliver(self, request: Any, slot: int | None, total: int, now: float) -> int:
         """Settle a running request by the length of its answer; returns the tokens that are new.
@@ -83,13 +93,14 @@ class Users:
             Tokens of its answer so far.
         """
         place = self._leave(request)
-        if place is None:
-            place = Place(0, total, now, 0)
-        if slot is not None:
-            self._enter(request, slot, place._replace(delivered=total))
+        new = total if place is None else total - place.delivered
+        # Time begins with the first token.
+        place = Place(total, total, now, 0) if place is None else place._replace(delivered=total)
+        if slot is None:
+            self._parked[request] = place
         else:
-            self._parked[request] = place._replace(delivered=total)
-        return total - place.delivered
+            self._enter(request, slot, place)
+        return new
 
     def finish(self, request: Any, total: int, now: float) -> int:
         """Settle a request that has ended; returns the tokens that are new (negative if some were cut off).
@@ -102,17 +113,14 @@ class Users:
             return total
         tokens, seconds = total - place.base, now - place.start_s
         if tokens > 0 and seconds > 0:
-            if not place.spans or seconds >= SPAN_S / 2:
-                self._observe(np.array([tokens]), np.array([seconds]))
-            else:
-                self._tokens += tokens
-                self._seconds += seconds
+            self.spans.append(Span(tokens, seconds, not place.spans or seconds >= SPAN_S / 2))
         return total - place.delivered
 
     def _leave(self, request: Any) -> Place | None:
-        slot = self._slot.pop(request, None)
-        if slot is None:
+        slot = self._slot.get(request.rid)
+        if slot is None or self._owner[slot] is not request:
             return self._parked.pop(request, None)
+        del self._slot[request.rid]
         self._owner[slot] = None
         return self._place(slot)
 
@@ -121,22 +129,11 @@ class Users:
         if previous is not None:
             # Its slot has been given away: it was retracted and waits.
             self._parked[previous] = self._place(slot)
-            del self._slot[previous]
-        self._owner[slot], self._slot[request] = request, slot
+            self._slot.pop(previous.rid, None)
+        self._owner[slot], self._slot[request.rid] = request, slot
         self._delivered[slot], self._base[slot], self._start_s[slot], self._spans[slot] = place
 
     def _place(self, slot: int) -> Place:
         return Place(
             int(self._delivered[slot]), int(self._base[slot]), float(self._start_s[slot]), int(self._spans[slot])
         )
-
-    def _observe(self, tokens: np.ndarray, seconds: np.ndarray) -> None:
-        rates = tokens / seconds
-        # Bucket i holds (edge[i-1], edge[i]]; what meets an anchor exactly has met it.
-        np.add.at(self._histogram, np.searchsorted(self._edges, rates, side="left"), 1.0)
-        self._histogram[-1] += rates.sum()
-        met = (rates >= self._anchors[:, None]).sum(axis=1)
-        self._sla[:, self._met] += met
-        self._sla[:, self._missed] += len(rates) - met
-        self._tokens += tokens.sum()
-        self._seconds += seconds.sum()
