@@ -10,7 +10,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from dspark_sglang import admission, policy_codec, selection, slots
-from dspark_sglang.metrics import recording
+from dspark_sglang.metrics import endpoint, recording
 from sgl_dspark.errors import DsparkError
 
 logger = logging.getLogger(__name__)
@@ -158,6 +158,12 @@ HOOKS: tuple[Hook, ...] = (
         HookType.AFTER,
         recording.after_abort,
         "counts requests that end before they run, for the metrics",
+    ),
+    Hook(
+        "sglang.srt.utils.common.add_prometheus_middleware",
+        HookType.AFTER,
+        endpoint.keep_names,
+        "keeps the names of metrics for whoever scrapes",
     ),
     *(
         Hook(f"{_UPDATER}.{name}", HookType.AFTER, _renew_packed_weights, "renews packed weights after an update")

@@ -274,9 +274,10 @@ def _resolve(arguments: list[str]) -> tuple[Any, Any]:
 def _run(server_args: Any, view: Any) -> None:
     from sglang.srt.entrypoints.http_server import app, launch_server
 
-    from dspark_sglang.http import add_routes
+    from dspark_sglang import http, ui
 
-    add_routes(app)
+    http.add_routes(app)
+    ui.add_routes(app)
     launch_server(server_args, launch_callback=lambda: _announce(view))
 
 
