@@ -17,7 +17,7 @@ from dspark_sglang.bench import BenchError
 from dspark_sglang.bench.machine import Cores
 from dspark_sglang.bench.server import PLAIN, Arm, ServerArm, UrlArm
 
-DSPARK = "dspark"
+DSPARK, NO_METRICS = "dspark", "no metrics"
 _TARGET_FLAGS = ("--model-path", "--model")
 _DRAFT_FLAGS = ("--speculative-draft-model-path", "--speculative-draft-model")
 # Given to the DSpark server only; the plain one refuses or ignores them.
@@ -98,13 +98,18 @@ def demo_target() -> str:
 
 
 def server_arms(args: Namespace, pair: Pair, cores: Cores, log_folder: Path) -> list[Arm]:
-    """Compose the two servers: the target alone and the target with its draft, everything else equal."""
+    """Compose the two servers: the target alone and the target with its draft, everything else equal.
+
+    With ``--metrics-overhead`` both have the draft, and the baseline exports no metrics.
+    """
     flags = without_flags(args.server_flags, (*_TARGET_FLAGS, *_DRAFT_FLAGS))
     target = ["--model-path", pair.target]
     commands = {
         PLAIN: [*DSPARK_COMMAND, "serve", "--plain", *target, *without_flags(flags, _DSPARK_ONLY)],
         DSPARK: [*DSPARK_COMMAND, "serve", *target, _DRAFT_FLAGS[0], pair.draft, *flags],
     }
+    if args.metrics_overhead:
+        commands = {NO_METRICS: [*commands[DSPARK], "--no-metrics"], DSPARK: commands[DSPARK]}
     return [
         ServerArm(
             name,

@@ -107,6 +107,8 @@ def check_policies(args: Namespace) -> None:
     """Raise `BenchError` where policies meet servers that they cannot be compared on."""
     if args.no_plain and not args.policies:
         raise BenchError("--no-plain leaves nothing to compare with; give --policies as well")
+    if args.metrics_overhead and (args.url or args.policies):
+        raise BenchError("--metrics-overhead starts both servers itself; leave out --url and --policies")
     others = [specification for specification in args.url if not specification.startswith(f"{PLAIN}=")]
     if args.policies and args.url and len(others) != 1:
         raise BenchError(f"--policies are compared on one server; give one --url besides {PLAIN}=URL")

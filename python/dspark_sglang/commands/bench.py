@@ -83,6 +83,9 @@ def _add_served(parser: ArgumentParser) -> None:
     what.add_argument("--pin", default="auto", metavar="SERVER:CLIENT", help="cores such as 0:1, or auto, or none")
     what.add_argument("--startup-timeout", type=_count, default=900, metavar="S", help="default: 900")
     what.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
+    what.add_argument(
+        "--metrics-overhead", action="store_true", help="DSpark without its metrics against DSpark with them"
+    )
     what.add_argument("server_flags", nargs="*", metavar="-- FLAGS", help="further flags of dspark serve, for both")
 
     policies = parser.add_argument_group("policies, compared on one DSpark server beside the plain one")

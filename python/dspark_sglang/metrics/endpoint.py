@@ -17,6 +17,7 @@ class PlainText:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request as if it had no preference."""
         if scope["type"] == "http":
             headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"accept"]
             scope = {**scope, "headers": headers}
