@@ -19,8 +19,10 @@ from dspark_sglang.metrics.fold import Fold
 from dspark_sglang.metrics.phases import PhaseClock
 from dspark_sglang.metrics.recorder import Recorder
 from dspark_sglang.metrics.sheet import Sheet
+from sgl_dspark.sps.store import to_document
 
 if TYPE_CHECKING:
+    from dspark_sglang.knowledge import Knowledge
     from dspark_sglang.scheduling import VerifyScheduler
     from dspark_sglang.worker import DsparkWorker
 
@@ -52,6 +54,7 @@ class Recording:
     ) -> None:
         self.recorder, self._scheduler, self._identity = recorder, scheduler, dict(identity)
         calibration = scheduler.knowledge.calibration
+        self._tables = _tables(scheduler.knowledge)
         fold = Fold(recorder, sheet, lambda: (calibration.inverse_temperatures, calibration.biases))
         # Totals of others may be started over; a counter goes on from where it was.
         self._seen: Counter[tuple[str, str]] = Counter()
@@ -76,16 +79,29 @@ class Recording:
             sheet.view("dspark_calibration_ece_ratio")[i] = calibration.live_mean_ece(i)
             sheet.view("dspark_calibration_drifting")[i] = calibration.state(i) == "drift"
         shown = policy_codec.shown(planner.config)
-        settings = f"{zlib.crc32(dumps(shown, sort_keys=True).encode()):08x}"
-        worker = (*self._identity.values(), knowledge.step_time_source, knowledge.calibration_source)
+        settings = _digest(dumps(shown, sort_keys=True).encode())
         return {
             "dspark_policy_info": {(str(shown["policy"]), settings): 1.0},
-            "dspark_worker_info": {worker: 1.0},
+            "dspark_worker_info": {(*self._identity.values(), *self._tables): 1.0},
         }
 
     def _growth(self, name: str, total: float) -> float:
         before, self._seen[("", name)] = self._seen[("", name)], total  # type: ignore[assignment]
         return total - before if total >= before else total
+
+
+def _tables(knowledge: Knowledge) -> tuple[str, str]:
+    """Say where step times and calibration are from, with a digest that tells two of the same source apart."""
+    calibration, step_time = knowledge.calibration, knowledge.step_time
+    digest = _digest(calibration.inverse_temperatures.tobytes() + calibration.biases.tobytes())
+    times = knowledge.step_time_source
+    if step_time is not None:
+        times += " " + _digest(dumps(to_document(step_time.model), sort_keys=True).encode())
+    return times, f"{knowledge.calibration_source} {digest}"
+
+
+def _digest(content: bytes) -> str:
+    return f"{zlib.crc32(content):08x}"
 
 
 ACTIVE: Recording | None = None
