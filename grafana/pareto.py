@@ -70,7 +70,7 @@ PANELS = (
     Panel(
         "Throughput by load",
         "Tokens per second of steps, by how many requests ran in them (up to the number named): figure 8 of the paper.",
-        [Query(_by_load("tokens", "seconds"), "{{load}}", instant=True)],
+        [Query(_by_load("tokens", "seconds"), "up to {{load}}", instant=True)],
         kind="bars",
         width=6,
         height=12,
@@ -78,7 +78,7 @@ PANELS = (
     Panel(
         "Verify length by load",
         "Mean verify length of steps, by how many requests ran in them; it should fall as load rises.",
-        [Query(_by_load("verify_tokens", "rounds"), "{{load}}", instant=True)],
+        [Query(_by_load("verify_tokens", "rounds"), "up to {{load}}", instant=True)],
         kind="bars",
         width=6,
         height=12,

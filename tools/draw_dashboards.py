@@ -76,7 +76,7 @@ def draw_bars(axis: Any, panel: dict[str, Any], source: Source) -> None:
     """Draw a bar for each series."""
     (target,) = panel["targets"]
     found = [(legend(target, labels), values[-1][1]) for labels, values in source.ask(target["expr"], True) if values]
-    found.sort(key=lambda pair: (pair[0] == "more", float(pair[0]) if pair[0].isdigit() else 0))
+    found.sort(key=lambda pair: int(re.sub(r"\D", "", pair[0]) or sys.maxsize))
     axis.barh([name for name, _ in found], [value for _, value in found])
     axis.invert_yaxis()
 

@@ -48,7 +48,7 @@ def test_the_page_draws_what_the_server_does(dspark: ServerProcess, traffic: Non
                 browser.wait_for(f"document.querySelectorAll('#{where} {shape}').length > 1")
             assert browser.evaluate("document.getElementById('state').textContent") == "live"
             assert "blocks of 7" in browser.evaluate("document.getElementById('what').textContent")
-            assert "NaN" not in browser.evaluate("document.body.innerHTML")
+            assert "NaN" not in browser.evaluate("document.querySelector('main').innerHTML")
             assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
             picture = tmp_path / f"{name}.png"
             browser.picture(picture)
