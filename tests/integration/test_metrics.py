@@ -118,9 +118,9 @@ def test_speed_and_attainment_are_what_clients_timed(dspark: ServerProcess, watc
     names = "sum(dspark_user_tokens_total)", "sum(dspark_user_seconds_total)"
     before, sla_before = [watched.prometheus.value(name) for name in names], sla_counts(watched.prometheus)
     finished = watched.prometheus.value("sum(dspark_requests_finished_total)")
-    asked = [Prompt("pair", ({"role": "user", "content": question},)) for question in questions(32)]
+    asked = [Prompt("pair", ({"role": "user", "content": question},)) for question in questions(64)]
     settings = RequestSettings(max_tokens=100, ignore_eos=True)
-    results = asyncio.run(measure_level(dspark.url, asked, 4, settings, flush=False, warm_up=False))
+    results = asyncio.run(measure_level(dspark.url, asked, 16, settings, flush=False, warm_up=False))
     watched.prometheus.wait_for(f"sum(dspark_requests_finished_total) >= {finished + len(results)}")
     watched.prometheus.wait_for_scrapes()
     tokens, seconds = sum(r.completion_tokens - 1 for r in results), sum(r.end - r.first for r in results)
