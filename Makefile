@@ -17,7 +17,7 @@ LOADTEST = --keep 0.06 --prompt-scale 0.15 --output-scale 0.15 --speed 3 --slo-t
 test loadtest golden demo-train gpu: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve loadtest test golden demo-train gpu fmt lint type imports check clean
+.PHONY: help setup serve observe loadtest grafana test golden demo-train gpu fmt lint type imports check clean
 
 help: ## list these targets
 	@echo "usage: make <target> [PORT=30000] [ARGS=...] [DSPARK_VENV=.venv] [PYTHON=python3.11]"
@@ -34,6 +34,14 @@ serve: setup ## make the demo target and serve it on 127.0.0.1:PORT; Ctrl-C ends
 loadtest: setup ## replay ten minutes of Azure's conversations on the demo pair, report in runs/loadtest
 	@$(BIN)/dspark prepare
 	$(BIN)/dspark loadtest replay --trace azure-conv $(LOADTEST) --out runs/loadtest $(ARGS)
+
+observe: setup ## serve the demo with a Prometheus beside it and a page that draws; Ctrl-C ends all
+	@$(BIN)/dspark prepare
+	@PATH="$$(tools/get_prometheus.sh):$$PATH" exec $(BIN)/python tools/observe.py --port $(PORT) $(ARGS)
+
+grafana: setup ## make the dashboards and the tables of docs/observability.md from the metric definitions
+	$(BIN)/python -m grafana.build
+	$(BIN)/python tools/metric_tables.py
 
 test: setup ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
@@ -52,11 +60,13 @@ fmt: setup ## format the code
 	$(BIN)/ruff check --fix --select I .
 	$(BIN)/ruff format .
 
-lint: setup ## check style, formatting, file sizes and the paths and commands named in the documentation
+lint: setup ## check style, formatting, file sizes, what the documentation names, and that generated files are fresh
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/check_files.py
 	$(BIN)/python tools/check_docs.py
+	$(BIN)/python -m grafana.build --check
+	$(BIN)/python tools/metric_tables.py --check
 
 type: setup ## check types (strict in sgl_dspark)
 	$(BIN)/mypy

@@ -10,6 +10,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from dspark_sglang import admission, policy_codec, selection, slots
+from dspark_sglang.metrics import endpoint, recording
 from sgl_dspark.errors import DsparkError
 
 logger = logging.getLogger(__name__)
@@ -145,6 +146,24 @@ HOOKS: tuple[Hook, ...] = (
         HookType.AROUND,
         _configure_worker,
         "switches the verify policy while serving",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
+        HookType.AFTER,
+        recording.after_stream,
+        "counts the tokens that leave, for the metrics",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.send_abort_output",
+        HookType.AFTER,
+        recording.after_abort,
+        "counts requests that end before they run, for the metrics",
+    ),
+    Hook(
+        "sglang.srt.utils.common.add_prometheus_middleware",
+        HookType.AFTER,
+        endpoint.keep_names,
+        "keeps the names of metrics for whoever scrapes",
     ),
     *(
         Hook(f"{_UPDATER}.{name}", HookType.AFTER, _renew_packed_weights, "renews packed weights after an update")

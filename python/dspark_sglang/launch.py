@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspark_sglang import preflight
+from dspark_sglang.metrics.flags import metric_flags
 from sgl_dspark.errors import ConfigError, LaunchError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def expand_config(arguments: Sequence[str]) -> list[str]:
         raise ConfigError(f"--config {file}: {error}") from error
 
 
-def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool) -> LaunchPlan:
+def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool, metrics: bool = False) -> LaunchPlan:
     """Complete the user's SGLang flags.
 
     Parameters
@@ -101,6 +102,8 @@ def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool) -> LaunchP
         Serve the target alone.
     cuda : bool
         Whether a CUDA device is there; without one ``--device cpu`` is added.
+    metrics : bool
+        Switch SGLang's metrics on.
 
     Returns
     -------
@@ -135,6 +138,8 @@ def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool) -> LaunchP
         algorithm = "DSPARK"
     if not cuda and flag_value(full, "--device") is None:
         full += ["--device", "cpu"]
+    if metrics:
+        full += metric_flags(full)
     return LaunchPlan(full, algorithm is not None and algorithm.upper() == "DSPARK", demo)
 
 
@@ -267,9 +272,10 @@ def _resolve(arguments: list[str]) -> tuple[Any, Any]:
 def _run(server_args: Any, view: Any) -> None:
     from sglang.srt.entrypoints.http_server import app, launch_server
 
-    from dspark_sglang.http import add_routes
+    from dspark_sglang import http, ui
 
-    add_routes(app)
+    http.add_routes(app)
+    ui.add_routes(app)
     launch_server(server_args, launch_callback=lambda: _announce(view))
 
 

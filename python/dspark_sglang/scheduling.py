@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dspark_sglang.knowledge import Knowledge
+    from dspark_sglang.metrics.recorder import Recorder
     from dspark_sglang.sampling_bridge import RowSampling
     from sgl_dspark.planner.config import PlannerConfig
     from sgl_dspark.sampling.block import DraftBlock
@@ -89,6 +90,8 @@ class VerifyScheduler:
         # Confidences are calibrated before they are handed to the planner.
         self._ones = np.ones((2, gamma), np.float32)
         self._send_rounds_after: int | None = None
+        # Set where metrics are exported.
+        self.recorder: Recorder | None = None
 
     # Before the step.
 
@@ -123,7 +126,7 @@ class VerifyScheduler:
         drafted = None
         if decision.draft and decision.drafted is not None:
             drafted = torch.from_numpy(np.flatnonzero(decision.drafted))
-        return Step(
+        step = Step(
             number=decision.step,
             requests=list(batch.reqs),
             slots=view.slots,
@@ -134,8 +137,16 @@ class VerifyScheduler:
             decision=decision,
             costs=costs,
             started_s=now,
+            policy=self.planner.config.policy,
             drafted=drafted,
         )
+        self._mark(step)
+        return step
+
+    def _mark(self, step: Step) -> None:
+        """Note for the metrics that a part of the step is through."""
+        if self.recorder is not None:
+            self.recorder.clock.mark(step)
 
     def _receive(self) -> None:
         """Hand the planner what has arrived of earlier steps; it reads them two steps after they were drafted."""
@@ -158,12 +169,16 @@ class VerifyScheduler:
             return
         seconds, budget = now - last.started_s, int(last.lens.sum())
         self.knowledge.observe_time(len(last.lens), budget, last.drafted_count, last.context_tokens, seconds)
-        self.ledger.timed(last, last.predicted_s(budget), seconds)
+        predicted_s = last.predicted_s(budget)
+        self.ledger.timed(last, predicted_s, seconds)
+        if self.recorder is not None:
+            self.recorder.timed(last, predicted_s, seconds)
 
     # During the step.
 
     def verify_lens(self, step: Step, block: DraftBlock | None) -> Tensor:
         """Choose how many tokens of each request are verified, anchor included: int64 [R] on the host."""
+        self._mark(step)
         if block is None:
             step.lens = np.zeros(len(step.slots), np.int64)
         elif self.ragged:
@@ -174,10 +189,12 @@ class VerifyScheduler:
         assert step.lens is not None
         lens = self._ranks.agree(torch.from_numpy(step.lens))
         step.lens = lens.numpy()
+        self._mark(step)
         return lens + 1
 
     def end(self, step: Step, block: DraftBlock | None, verdict: Verdict) -> None:
         """Send what the host will learn from: confidences to the planner, with the drafts to the calibration."""
+        self._mark(step)
         self._endings.note(step.requests, step.slots, step.generations, verdict.out_tokens, verdict.accept_lens)
         if block is not None:
             slots, generations, kinds = step.slots, step.generations, step.kinds
@@ -192,6 +209,8 @@ class VerifyScheduler:
             self._unlearned.clear()
             self.ledger.fallbacks["step_without_verdict"] += 1
         self.ledger.decided(step)
+        if self.recorder is not None:
+            self.recorder.decided(step)
 
     # After the step.
 
@@ -206,6 +225,8 @@ class VerifyScheduler:
         alive = np.array([not compat.is_over(request) for request in step.requests], bool)
         accepted = np.array(num_correct_drafts, np.int64)
         self.ledger.verdict(step, accepted, alive)
+        if self.recorder is not None:
+            self.recorder.verdict(step, accepted, alive)
         if step.drafts:
             self._learn_rounds(step, accepted, alive)
 
@@ -228,6 +249,8 @@ class VerifyScheduler:
         first_end = np.where(ends.any(axis=1), ends.argmax(axis=1), self.gamma) + 1
         verified, accepted = np.minimum(step.lens[rows], first_end), np.minimum(accepted[rows], first_end)
         logits, kinds = step.sent.logits_cpu.numpy()[kept], step.kinds[rows]
+        if self.recorder is not None:
+            self.recorder.rounds(logits, verified, accepted, kinds)
         self.knowledge.observe_rounds(logits, verified, accepted, kinds)
         # What is recorded calibrates later servers, so it holds plain requests only.
         plain = kinds != ADJUSTED

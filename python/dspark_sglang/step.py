@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,8 +31,14 @@ class Step:
         Requests that draft; None for all.
     lens : int64 [R]
         Drafts verified, known once ranked.
+    policy : str
+        In force when it was decided.
     expected : float32 [R] or None
         Tokens that each request is expected to emit, by this step's own confidences.
+    emitted, was_timed : int or None, bool
+        For the metrics: what it emitted, and whether its time has been counted; they come in either order.
+    marks_s, events : list
+        Between its parts: the host's clock, and on an accelerator its events.
     """
 
     number: int
@@ -45,10 +51,15 @@ class Step:
     decision: Decision
     costs: StepCosts | None
     started_s: float
+    policy: str = "adaptive"
     drafted: Tensor | None = None
     lens: np.ndarray | None = None
     expected: np.ndarray | None = None
     sent: Sent | None = None
+    emitted: int | None = None
+    was_timed: bool = False
+    marks_s: list[float] = field(default_factory=list)
+    events: list[Any] = field(default_factory=list)
 
     @property
     def drafts(self) -> bool:

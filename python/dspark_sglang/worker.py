@@ -21,6 +21,7 @@ from dspark_sglang.config import SchedulingConfig, WorkerConfig
 from dspark_sglang.draft_kv import DraftKvPool
 from dspark_sglang.fingerprint import default_profile, worker_fingerprint
 from dspark_sglang.knowledge import Knowledge
+from dspark_sglang.metrics import recording
 from dspark_sglang.packed_weights import row_sizes
 from dspark_sglang.parts import StepParts
 from dspark_sglang.preflight import refuse_flags
@@ -122,7 +123,10 @@ class DsparkWorker(compat.BaseSpecWorker):
         self.token_to_kv_pool_allocator = token_to_kv_pool_allocator
         pool = DraftKvPool(self.drafter.config, self.num_slots, self.model_runner.dtype, self.device)
         self.parts = StepParts(self.drafter, pool, self.model_runner, self.config.shortlist)
-        self.adjuster = Adjuster(self.model_runner, self.stride, self.device)
+        self.adjuster = Adjuster(self.model_runner, self.stride, self.device, self._note_lost_answer)
+
+    def _note_lost_answer(self) -> None:
+        self.scheduler.ledger.fallbacks["answer_not_followed"] += 1
 
     def init_attention_backends(self) -> None:
         """Look at the target's backend; the draft needs none, it runs from plans."""
@@ -147,6 +151,7 @@ class DsparkWorker(compat.BaseSpecWorker):
             fingerprint = worker_fingerprint(self, self._target_path, self._tensor_parallel)
             profile = default_profile(self._target_path, self.config.draft_path)
             self.knowledge.start(lambda: measure_step_times(self), fingerprint, profile)
+        recording.start(self, self.scheduler)
         run_test_hook(self)
 
     def get_confidence_budget_prepare(self) -> None:
@@ -162,16 +167,17 @@ class DsparkWorker(compat.BaseSpecWorker):
         """Learn from a step's verdict, which SGLang hands over one step later."""
         self.scheduler.learn(num_correct_drafts_per_req)
 
+    def note_request_finished(self, *, rid: str, natural_stop: bool = False) -> None:
+        """Note for the metrics that a request of the step being processed has ended."""
+        recording.finished(rid)
+
     def configure(self, numbers: dict[str, int | float]) -> None:
         """Switch the verify policy; see `VerifyScheduler.configure`."""
         self.scheduler.configure(numbers)
 
     def dump_info_records(self) -> dict[str, Any]:
         """Return the scheduling state; ``GET /dspark/state`` shows it, and SGLang's ``/server_info``."""
-        state = self.scheduler.state()
-        if self.adjuster.lost_answers:
-            state["fallbacks"]["answer_not_followed"] = self.adjuster.lost_answers
-        return state
+        return self.scheduler.state()
 
     def clear_info_records(self) -> None:
         """Start the totals of the scheduling state over."""

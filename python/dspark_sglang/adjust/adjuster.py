@@ -30,11 +30,6 @@ logger = logging.getLogger(__name__)
 class Adjuster:
     """Makes the `StepAdjustments` of each step; one per worker.
 
-    Attributes
-    ----------
-    lost_answers : int
-        Answers that had to be read back from the host since no prefill of theirs was seen.
-
     Parameters
     ----------
     runner : ModelRunner
@@ -42,9 +37,11 @@ class Adjuster:
     width : int
         W = gamma + 1.
     device : torch.device
+    lost_answer : callable
+        Told when an answer had to be read back from the host since no prefill of its was seen.
     """
 
-    def __init__(self, runner: ModelRunner, width: int, device: torch.device) -> None:
+    def __init__(self, runner: ModelRunner, width: int, device: torch.device, lost_answer: Callable[[], None]) -> None:
         slots, self._vocab_size = compat.num_request_rows(runner), runner.model_config.vocab_size
         self._runner, self._width, self._device = runner, width, device
         self._traits = t.RequestTraits(slots)
@@ -53,7 +50,7 @@ class Adjuster:
         self._host_answers: dict[int, tuple[int, list[int]]] = {}
         self._bias_of_slot: dict[int, tuple[int, Tensor, Tensor]] = {}
         self._sampler = runner.sampler = SeededSampler(runner.sampler)
-        self.lost_answers = 0
+        self._lost_answer = lost_answer
 
     def before_prefill(self, batch: ScheduleBatch) -> None:
         """Prepare how SGLang's sampler draws the first tokens."""
@@ -143,7 +140,7 @@ class Adjuster:
         self, batch: ScheduleBatch, place: int, slots: np.ndarray, generations: np.ndarray, lengths: np.ndarray
     ) -> None:
         """Begin an answer from what the host knows of it, which under overlap may lack the last tokens."""
-        self.lost_answers += 1
+        self._lost_answer()
         logger.error("penalties: the answer of request %s was not followed from its start", batch.reqs[place].rid)
         earlier = list(batch.reqs[place].output_ids)[: int(lengths[place]) - 1]
         anchor = batch.spec_info.bonus_tokens[place]
@@ -184,7 +181,7 @@ class Adjuster:
         for i in places:
             generation, answer = self._host_answers.get(int(slots[i]), (-1, []))
             if generation != generations[i]:
-                self.lost_answers += 1
+                self._lost_answer()
                 answer = list(batch.reqs[i].output_ids)
                 self._host_answers[int(slots[i])] = (int(generations[i]), answer)
             answers[i] = answer

@@ -18,7 +18,7 @@ from dspark_sglang.bench.machine import Cores
 from sgl_dspark.comparison import DSPARK_ONLY, without_flags
 from sgl_dspark.server_process import PLAIN, Arm, ServerArm, UrlArm
 
-DSPARK = "dspark"
+DSPARK, NO_METRICS = "dspark", "no metrics"
 _TARGET_FLAGS = ("--model-path", "--model")
 _DRAFT_FLAGS = ("--speculative-draft-model-path", "--speculative-draft-model")
 _OURS = {"--port": "it takes a free port", "--host": "it listens on 127.0.0.1", "--plain": "it starts both servers"}
@@ -94,13 +94,18 @@ def demo_target() -> str:
 
 
 def server_arms(args: Namespace, pair: Pair, cores: Cores, log_folder: Path) -> list[Arm]:
-    """Compose the two servers: the target alone and the target with its draft, everything else equal."""
+    """Compose the two servers: the target alone and the target with its draft, everything else equal.
+
+    With ``--metrics-overhead`` both have the draft, and the baseline exports no metrics.
+    """
     flags = without_flags(args.server_flags, (*_TARGET_FLAGS, *_DRAFT_FLAGS))
     target = ["--model-path", pair.target]
     commands = {
         PLAIN: [*DSPARK_COMMAND, "serve", "--plain", *target, *without_flags(flags, DSPARK_ONLY)],
         DSPARK: [*DSPARK_COMMAND, "serve", *target, _DRAFT_FLAGS[0], pair.draft, *flags],
     }
+    if args.metrics_overhead:
+        commands = {NO_METRICS: [*commands[DSPARK], "--no-metrics"], DSPARK: commands[DSPARK]}
     return [
         ServerArm(
             name,

@@ -24,8 +24,8 @@ from sgl_dspark.errors import DsparkError
 from sgl_dspark.server_process import PLAIN, Arm, ServerArm, UrlArm, on_cores
 
 EXIT_INTERRUPTED = 130
-# `dspark bench planner` serves nothing: it times the planner.
-PLANNER = "planner"
+# `dspark bench planner` and `dspark bench metrics` serve nothing: they time the planner and the recorder of metrics.
+PLANNER, METRICS = "planner", "metrics"
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ def run(args: Namespace) -> int:
     DsparkError
         If the options do not fit, a server dies or a request fails; what was measured before is reported first.
     """
-    if args.server_flags == [PLANNER]:
-        from dspark_sglang.bench import planner
+    if args.server_flags in ([PLANNER], [METRICS]):
+        from dspark_sglang.bench import planner, recording
 
         check_folders(args)
-        return planner.run(args)
+        return planner.run(args) if args.server_flags == [PLANNER] else recording.run(args)
     check_options(args)
     folder = args.logs or Path(tempfile.mkdtemp(prefix="dspark-bench-"))
     runs: list[Run] = []
@@ -107,6 +107,8 @@ def check_policies(args: Namespace) -> None:
     """Raise `BenchError` where policies meet servers that they cannot be compared on."""
     if args.no_plain and not args.policies:
         raise BenchError("--no-plain leaves nothing to compare with; give --policies as well")
+    if args.metrics_overhead and (args.url or args.policies):
+        raise BenchError("--metrics-overhead starts both servers itself; leave out --url and --policies")
     others = [specification for specification in args.url if not specification.startswith(f"{PLAIN}=")]
     if args.policies and args.url and len(others) != 1:
         raise BenchError(f"--policies are compared on one server; give one --url besides {PLAIN}=URL")

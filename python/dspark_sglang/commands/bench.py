@@ -14,6 +14,7 @@ EPILOG = """examples:
   dspark bench --target TARGET --draft DRAFT --prompts mt-bench.jsonl -- --dtype float32
   dspark bench --policies adaptive,static:1,static:3,static:7 --concurrency 1,2,4,8,16,32
   dspark bench planner                                times the planner against SGLang's; serves nothing
+  dspark bench metrics                                times what metrics add to a step; serves nothing
   dspark bench --url plain=http://127.0.0.1:30000 --url dspark=http://127.0.0.1:30001
 
 It starts one server at a time, plain, DSpark, DSpark, plain, ..., on a free port, with OMP_NUM_THREADS=1 unless set,
@@ -82,6 +83,9 @@ def _add_served(parser: ArgumentParser) -> None:
     what.add_argument("--pin", default="auto", metavar="SERVER:CLIENT", help="cores such as 0:1, or auto, or none")
     what.add_argument("--startup-timeout", type=_count, default=900, metavar="S", help="default: 900")
     what.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
+    what.add_argument(
+        "--metrics-overhead", action="store_true", help="DSpark without its metrics against DSpark with them"
+    )
     what.add_argument("server_flags", nargs="*", metavar="-- FLAGS", help="further flags of dspark serve, for both")
 
     policies = parser.add_argument_group("policies, compared on one DSpark server beside the plain one")

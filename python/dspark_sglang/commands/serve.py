@@ -15,7 +15,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "Start SGLang's OpenAI-compatible server with the DSpark worker. Without --model-path the demo target and its "
         "draft are served. Every option of SGLang is accepted unchanged (list: python -m sglang.launch_server --help); "
         "the most used are --model-path, --speculative-draft-model-path, --host, --port, --dtype, "
-        "--max-running-requests, --context-length, --enable-metrics."
+        "--max-running-requests, --context-length. Metrics are on (docs/observability.md)."
     )
     parser.add_argument("--plain", action="store_true", help="serve the target alone, for comparison")
     parser.add_argument(
@@ -24,6 +24,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="N",
         help="the draft samples from the N largest of its own base logits at each slot; 0: all. Exact for "
         "every N; pays from vocabularies of about 30,000 on. Default: all, 64 for the demo",
+    )
+    parser.add_argument("--no-metrics", action="store_true", help="do not export Prometheus metrics at /metrics")
+    parser.add_argument(
+        "--sla",
+        metavar="LIST",
+        help="tokens per second per user at which service is judged in the metrics (default: 20,35,50,80,120)",
     )
     scheduling = parser.add_argument_group("how much is verified (see docs/scheduling.md)")
     scheduling.add_argument(
@@ -51,9 +57,11 @@ def run(args: Namespace) -> int:
     import torch
 
     from dspark_sglang.launch import plan_launch, serve, set_shortlist
+    from dspark_sglang.metrics.flags import set_sla
     from dspark_sglang.scheduling_flags import set_scheduling
 
-    plan = plan_launch(args.rest, plain=args.plain, cuda=torch.cuda.is_available())
+    plan = plan_launch(args.rest, plain=args.plain, cuda=torch.cuda.is_available(), metrics=not args.no_metrics)
+    set_sla(args.sla)
     set_shortlist(plan, args.shortlist)
     set_scheduling(args)
     serve(plan)

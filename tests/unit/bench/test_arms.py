@@ -20,13 +20,24 @@ from sgl_dspark.server_process import ServerArm
 FOUR = frozenset(range(4))
 
 
-def _args(*flags: str, target: str | None = None, draft: str | None = None) -> Namespace:
-    return Namespace(target=target, draft=draft, server_flags=list(flags), startup_timeout=5)
+def _args(
+    *flags: str, target: str | None = None, draft: str | None = None, metrics_overhead: bool = False
+) -> Namespace:
+    found = {"target": target, "draft": draft, "server_flags": list(flags), "startup_timeout": 5}
+    return Namespace(**found, metrics_overhead=metrics_overhead)
 
 
-def _commands(*flags: str) -> dict[str, list[str]]:
-    made = server_arms(_args(*flags), Pair("t", "d"), Cores(None, None, "test"), Path())
+def _commands(*flags: str, metrics_overhead: bool = False) -> dict[str, list[str]]:
+    made = server_arms(
+        _args(*flags, metrics_overhead=metrics_overhead), Pair("t", "d"), Cores(None, None, "test"), Path()
+    )
     return {arm.name: list(arm.command)[3:] for arm in made if isinstance(arm, ServerArm)}
+
+
+def test_what_metrics_cost_is_measured_on_servers_that_differ_in_them_alone() -> None:
+    found = _commands("--dtype", "float32", "--policy", "static", metrics_overhead=True)
+    assert list(found) == ["no metrics", "dspark"]
+    assert found["no metrics"] == [*found["dspark"], "--no-metrics"]
 
 
 def test_the_servers_differ_in_the_draft_alone() -> None:
@@ -49,7 +60,9 @@ def test_flags_of_speculation_go_to_one_server() -> None:
 def test_no_option_of_serve_that_speculation_needs_reaches_the_plain_server() -> None:
     parser = ArgumentParser()
     serve.add_arguments(parser)
-    options = [a.option_strings[0] for a in parser._actions if a.option_strings[0] not in ("-h", "--plain")]
+    # Both servers take what is about metrics.
+    common = ("-h", "--plain", "--no-metrics", "--sla")
+    options = [a.option_strings[0] for a in parser._actions if a.option_strings[0] not in common]
     assert {"--shortlist", "--policy", "--no-online"} <= set(options)
     flags = [text for option in options for text in (option, "1")]
     assert _commands(*flags)["plain"] == ["serve", "--plain", "--model-path", "t"]

@@ -140,4 +140,4 @@ def test_a_negative_shortlist_is_refused() -> None:
     import argparse
 
     with pytest.raises(ConfigError, match="--shortlist must be at least 0, not -1"):
-        command.run(argparse.Namespace(shortlist=-1, plain=False, rest=[]))
+        command.run(argparse.Namespace(shortlist=-1, plain=False, no_metrics=True, sla=None, rest=[]))

@@ -1,0 +1,1 @@
+"""Dashboards, rules and alerts; `python -m grafana.build` makes the dashboards."""
