@@ -14,10 +14,10 @@ GOLDEN = $(sort $(dir $(wildcard tests/golden/*/io.safetensors)))
 LOADTEST = --keep 0.06 --prompt-scale 0.15 --output-scale 0.15 --speed 3 --slo-ttft 5 --slo-tok-s 10
 
 # One thread: on a busy machine more threads than free cores slow every small operation tenfold.
-test loadtest golden demo-train gpu: export OMP_NUM_THREADS ?= 1
+test loadtest soak golden demo-train gpu: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve observe loadtest grafana test golden demo-train gpu fmt lint type imports check clean
+.PHONY: help setup serve observe loadtest soak grafana test golden demo-train gpu fmt lint type imports check clean
 
 help: ## list these targets
 	@echo "usage: make <target> [PORT=30000] [ARGS=...] [DSPARK_VENV=.venv] [PYTHON=python3.11]"
@@ -38,6 +38,9 @@ loadtest: setup ## replay ten minutes of Azure's conversations on the demo pair,
 observe: setup ## serve the demo with a Prometheus beside it and a page that draws; Ctrl-C ends all
 	@$(BIN)/dspark prepare
 	@PATH="$$(tools/get_prometheus.sh):$$PATH" exec $(BIN)/python tools/observe.py --port $(PORT) $(ARGS)
+
+soak: setup ## serve mixed traffic with faults on for an hour (ARGS="--minutes N") and compare every greedy answer
+	$(BIN)/python tools/soak.py $(ARGS)
 
 grafana: setup ## make the dashboards and the tables of docs/observability.md from the metric definitions
 	$(BIN)/python -m grafana.build

@@ -70,11 +70,11 @@ class Load:
         lens = random.integers(0, GAMMA + 1, count)
         accepted = np.minimum(random.integers(0, GAMMA + 1, count), lens)
         logits = random.standard_normal((count, GAMMA)).astype(np.float32)
-        sampled, alive = np.zeros(count, bool), np.ones(count, bool)
+        kinds, alive = np.zeros(count, np.int64), np.ones(count, bool)
         self._number += 1
         decision = Decision(self._number, True, int(lens.sum()), None, 2.0 * count)
         step = Step(
-            self._number, list(self.answers), self._slots, self._slots, sampled, lens, 0, decision, self._costs, 0.0
+            self._number, list(self.answers), self._slots, self._slots, kinds, lens, 0, decision, self._costs, 0.0
         )
         step.lens, step.expected = lens, np.ones(count, np.float32)
         step.marks_s = [0.001, 0.004, 0.005, 0.01]
@@ -89,7 +89,7 @@ class Load:
         recorder.decided(step)
         recorder.timed(step, 0.01, 0.012)
         recorder.verdict(step, accepted, alive)
-        recorder.rounds(logits, lens, accepted, sampled)
+        recorder.rounds(logits, lens, accepted, kinds)
         for i in over:
             recorder.finished(requests[i].rid)
         recorder.streamed(requests)
