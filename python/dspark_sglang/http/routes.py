@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse
 
+from dspark_sglang.http.errors import ApiError
 from dspark_sglang.policy_codec import SEND_ROUNDS, encode
 from sgl_dspark.errors import ConfigError
 
@@ -92,4 +93,4 @@ async def _worker_states() -> list[dict[str, Any]]:
 
 
 def _refusal(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "type": "invalid_request_error", "code": status}}, status)
+    return ApiError(status, message).response("/dspark")
