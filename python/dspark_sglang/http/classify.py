@@ -110,8 +110,15 @@ def _by_status(status: int, message: str, given: dict[str, Any], method: str, pa
         return errors.internal(request_id)
     status = 400 if status == 422 else status
     code, param = _text(given.get("code")), _text(given.get("param"))
-    error = ApiError(status, message or HTTPStatus(status).phrase, code, param)
+    error = ApiError(status, message or _phrase(status), code, param)
     return error.retried_later() if status == 503 else error
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return f"status {status}"
 
 
 def _text(value: Any) -> str | None:

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 INVALID_REQUEST = "invalid_request_error"
 MESSAGE_LIMIT = 2000
@@ -87,9 +87,9 @@ class ApiError(Exception):
         """Return the error as one event of an OpenAI stream."""
         return b"data: " + _compact({"error": self.fields()}) + b"\n\n"
 
-    def response(self, path: str) -> JSONResponse:
+    def response(self, path: str) -> Response:
         """Return it as the whole response to a request to ``path``."""
-        return JSONResponse(self.document(path), self.status, self.headers)
+        return Response(_compact(self.document(path)), self.status, self.headers, "application/json")
 
     def retried_later(self) -> ApiError:
         """Return the same with a ``Retry-After``, unless it has one or says not to retry."""
@@ -136,4 +136,5 @@ def internal(request_id: str) -> ApiError:
 
 
 def _compact(document: dict[str, Any]) -> bytes:
+    # A client can put half a surrogate pair into a message, which no encoding has.
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
