@@ -17,6 +17,7 @@ from dspark_sglang.http.classify import classify
 from dspark_sglang.http.context import RequestContext, context_of
 from dspark_sglang.http.drain import Drain
 from dspark_sglang.http.errors import ApiError
+from dspark_sglang.http.strict import mend_event
 
 logger = logging.getLogger(__name__)
 
@@ -132,8 +133,8 @@ class _Answer:
             self._held = None
         if failed:
             message = {**message, "body": self._stream_error(body).chunk()}
-        elif self._context.null_usage and body.endswith(b"}\n\n") and b'"usage"' not in body:
-            message = {**message, "body": body[:-3] + b',"usage":null}\n\n'}
+        elif self._context.null_usage:
+            message = {**message, "body": mend_event(body)}
         await self._pass(message)
 
     async def _finish_error(self) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from dspark_sglang.http.context import context_of
 from dspark_sglang.http.errors import ApiError
 from dspark_sglang.http.models import adapters_of, resolve_adapter
+from dspark_sglang.http.strict import mend
 
+_MENDED = ("chat.completion", "text_completion")
 Handler = Callable[[Any, Any, Any], Awaitable[Any]]
 
 
@@ -27,9 +31,14 @@ def checked(handler: Handler, any_model: bool, *, knows_one_name: bool = False) 
         if knows_one_name:
             request.model = self.tokenizer_manager.served_model_name
         context = context_of(getattr(raw_request, "scope", None))
-        if context is not None:
-            context.null_usage = _wants_usage_at_the_end(request)
-        return await handler(self, request, raw_request)
+        if context is None:
+            # Not through HTTP.
+            return await handler(self, request, raw_request)
+        context.null_usage = _wants_usage_at_the_end(request)
+        result = await handler(self, request, raw_request)
+        if getattr(result, "object", None) not in _MENDED:
+            return result
+        return JSONResponse(mend(result.model_dump(mode="json", by_alias=True)))
 
     return handle
 
