@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from dspark_sglang.http import errors
-from dspark_sglang.http.asgi import App, Headers, Message, Receive, Scope, Send
+from dspark_sglang.http.asgi import App, Message, Receive, Scope, Send
 from dspark_sglang.http.classify import classify
 from dspark_sglang.http.context import RequestContext, context_of
 from dspark_sglang.http.drain import Drain
@@ -100,7 +101,7 @@ class _Answer:
         if self._context.refusal is not None:
             await self._whole(self._context.refusal)
             return
-        kind = _header(message["headers"], b"content-type")
+        kind = _header(message.get("headers", ()), b"content-type")
         self._streams = kind.startswith(b"text/event-stream") and not errors.keeps_its_own_errors(self._path)
         if self._streams or (message["status"] >= 400 and self._may_shape(message["status"], kind)):
             self._held = message
@@ -150,7 +151,7 @@ class _Answer:
             await self._pass({"type": "http.response.body", "body": self._body, "more_body": False})
             return
         error = classify(status, document, self._method, self._path, self._context.request_id)
-        for name, value in self._held["headers"]:
+        for name, value in self._held.get("headers", ()):
             if name.lower() in (b"allow", b"retry-after", b"www-authenticate", b"connection"):
                 error.headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
         await self._whole(error)
@@ -215,7 +216,7 @@ class _Answer:
         await self._send(message)
 
 
-def _header(headers: Headers, name: bytes) -> bytes:
+def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
     return next((value for key, value in headers if key.lower() == name), b"")
 
 

@@ -39,7 +39,7 @@ class Envelope:
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message["headers"], (HEADER, context.request_id.encode())]
+                headers = [*message.get("headers", ()), (HEADER, context.request_id.encode())]
                 if self._closing() and all(name.lower() != b"connection" for name, _ in headers):
                     headers.append((b"connection", b"close"))
                 message = {**message, "headers": headers}
