@@ -85,10 +85,13 @@ def test_chat_errors(
     [
         ({"input_ids": list(range(1, 700))}, "context_length_exceeded", None),
         ({"sampling_params": {"top_p": 7}}, "invalid_value", "top_p"),
+        ({"input_ids": [1, 10**6]}, "invalid_value", "input_ids"),
+        ({"input_ids": [[1, 2], [3, -1]]}, "invalid_value", "input_ids"),
+        ({"input_ids": [[1, 2], [3, 4]], "sampling_params": [{}]}, None, None),
     ],
 )
 def test_native_errors(
-    server: ServerProcess, changes: dict[str, Any], code: str, param: str | None, stream: bool
+    server: ServerProcess, changes: dict[str, Any], code: str | None, param: str | None, stream: bool
 ) -> None:
     """SGLang begins a native stream with status 200 before it looks at the request; here it gets its own."""
     path, payload = pair.generate(pair.prompts()[0])
@@ -111,6 +114,11 @@ def test_what_is_no_request(server: ServerProcess) -> None:
     error_of(raw_post(server, "/v1/embeddings", b'{"model": "default", "input": "a"}'), 400, None)
     error_of(requests.get(server.url + "/v1/models/none", timeout=60), 404, "model_not_found", "model")
     error_of(raw_post(server, "/dspark/policy", b"["), 400, None)
+    error_of(raw_post(server, "/v1/completions", b'{"prompt": [3000000]}'), 400, "invalid_value", "input_ids")
+    error_of(
+        raw_post(server, "/v1/detokenize", b'{"model": "default", "tokens": [-1]}'), 400, "invalid_value", "tokens"
+    )
+    error_of(requests.get(server.url + "/v1/loads?include=none", timeout=60), 400, "invalid_value")
     error_of(requests.get(server.url + "/dspark/records?after=x", timeout=60), 400, "invalid_value", "after")
 
 

@@ -21,6 +21,7 @@ from dspark_sglang.http.errors import ApiError
 from dspark_sglang.http.gate import WARMUP_HEADER, BodyLimit, Gate
 from dspark_sglang.http.openai import checked
 from dspark_sglang.http.settings import HttpSettings
+from dspark_sglang.http.tokens import with_even_batch, with_known_ids
 from dspark_sglang.http.validation import add_validation_handler
 
 EXPOSED = ["x-request-id", "retry-after"]
@@ -95,6 +96,7 @@ def install(app: Any, settings: HttpSettings) -> Layer:
     """Install the layer on SGLang's application; call it once, before the application serves."""
     from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
     from sglang.srt.entrypoints.openai.serving_responses import OpenAIServingResponses
+    from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.utils import auth
 
@@ -113,6 +115,9 @@ def install(app: Any, settings: HttpSettings) -> Layer:
     OpenAIServingResponses.create_responses = checked(
         OpenAIServingResponses.create_responses, settings.any_model, knows_one_name=True
     )
+    TokenizerManager._validate_one_request = with_known_ids(TokenizerManager._validate_one_request)
+    for kind in (GenerateReqInput, EmbeddingReqInput):
+        kind.__getitem__ = with_even_batch(kind.__getitem__)
     TokenizerManager.sigterm_watchdog = _after(layer.drain, TokenizerManager.sigterm_watchdog)
     auth.decide_request_auth = _with_ascii_key(auth.decide_request_auth)
     return layer

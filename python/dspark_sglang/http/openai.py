@@ -11,6 +11,7 @@ from dspark_sglang.http.context import context_of
 from dspark_sglang.http.errors import ApiError
 from dspark_sglang.http.models import adapters_of, resolve_adapter
 from dspark_sglang.http.strict import mend
+from dspark_sglang.http.tokens import check_detokenize
 
 _MENDED = ("chat.completion", "text_completion")
 Handler = Callable[[Any, Any, Any], Awaitable[Any]]
@@ -26,6 +27,7 @@ def checked(handler: Handler, any_model: bool, *, knows_one_name: bool = False) 
     async def handle(self: Any, request: Any, raw_request: Any = None) -> Any:
         try:
             _use_adapter(request, self.tokenizer_manager, any_model)
+            check_detokenize(request, self.tokenizer_manager.model_config.vocab_size)
         except ApiError as error:
             return error.response(_path(raw_request))
         if knows_one_name:

@@ -36,7 +36,10 @@ class Serving:
     def __init__(self, lora: bool = True) -> None:
         adapters = {"id": SimpleNamespace(lora_name="law")}
         registry = SimpleNamespace(get_all_adapters=lambda: adapters)
-        self.tokenizer_manager = SimpleNamespace(served_model_name=SERVED, enable_lora=lora, lora_registry=registry)
+        config = SimpleNamespace(vocab_size=10)
+        self.tokenizer_manager = SimpleNamespace(
+            served_model_name=SERVED, enable_lora=lora, lora_registry=registry, model_config=config
+        )
 
     async def handle_request(self, request: Any, raw_request: Any) -> Any:
         return request
