@@ -69,6 +69,8 @@ def test_schemathesis_finds_no_fault_of_the_server(server: ServerProcess) -> Non
         pytest.skip("schemathesis is not installed")
     options = ["--checks", "not_a_server_error", "--phases", "fuzzing", "--max-examples", "15", "--seed", "5"]
     options += ["--request-timeout", "60", "--continue-on-failure", "--workers", "4", "--include-path-regex", ROUTES]
+    # How long it takes to make up a request says nothing of the server.
+    options += ["--suppress-health-check", "all"]
     code = "import sys; from schemathesis.cli import schemathesis; sys.exit(schemathesis())"
     done = run(sys.executable, "-c", code, "run", f"{server.url}/openapi.json", *options)
     assert done.returncode == 0, done.stdout[-6000:]
@@ -105,7 +107,9 @@ def test_openai_client(client: Any, changes: dict[str, Any]) -> None:
 def test_openai_client_completions_and_models(client: Any) -> None:
     asked = {"model": "default", "prompt": "2 + 3 =", "max_tokens": 6, "temperature": 0}
     text = client.completions.create(**asked).choices[0].text
-    assert "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True)) == text
+    # Its type of a streamed text has no null finish_reason, which OpenAI itself sends until the end.
+    lenient = type(client)(base_url=client.base_url, api_key="x")
+    assert "".join(chunk.choices[0].text for chunk in lenient.completions.create(**asked, stream=True)) == text
     (model,) = client.models.list().data
     assert client.models.retrieve(model.id).id == model.id
 
