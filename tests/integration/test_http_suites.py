@@ -47,23 +47,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         started.kill()
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=server_environment(), capture_output=True, text=True, timeout=SUITE_S)
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a suite's command, which may leave files, in a folder of its own."""
+    return subprocess.run(
+        command, env=server_environment(), cwd=folder, capture_output=True, text=True, timeout=SUITE_S
+    )
 
 
-def test_llm_comply(server: ServerProcess) -> None:
+def test_llm_comply(server: ServerProcess, tmp_path: Path) -> None:
     if find_spec("llm_comply") is None:
         pytest.skip("llm-comply is not installed")
     code = "import sys; from llm_comply.cli import main; sys.exit(main())"
     options = ["--format", "openai-chat", "-u", f"{server.url}/v1", "-k", "x", "-m", "default", "--json"]
-    done = run(sys.executable, "-c", code, *options)
+    done = run(tmp_path, sys.executable, "-c", code, *options)
     results = json.loads(done.stdout)["results"]
     failed = {one["id"]: one.get("errors") for one in results if one["status"] == "failed"}
     assert set(failed) == set(EXPECTED["llm_comply"]), failed
     assert sum(one["status"] == "passed" for one in results) >= 5
 
 
-def test_schemathesis_finds_no_fault_of_the_server(server: ServerProcess) -> None:
+def test_schemathesis_finds_no_fault_of_the_server(server: ServerProcess, tmp_path: Path) -> None:
     """Whatever the published schema allows, and much that it does not, is answered below 500 and in time."""
     if find_spec("schemathesis") is None:
         pytest.skip("schemathesis is not installed")
@@ -72,7 +75,7 @@ def test_schemathesis_finds_no_fault_of_the_server(server: ServerProcess) -> Non
     # How long it takes to make up a request says nothing of the server.
     options += ["--suppress-health-check", "all"]
     code = "import sys; from schemathesis.cli import schemathesis; sys.exit(schemathesis())"
-    done = run(sys.executable, "-c", code, "run", f"{server.url}/openapi.json", *options)
+    done = run(tmp_path, sys.executable, "-c", code, "run", f"{server.url}/openapi.json", *options)
     assert done.returncode == 0, done.stdout[-6000:]
 
 
