@@ -22,7 +22,10 @@ def with_known_ids(validate: Callable[[Any, Any, Any], None]) -> Callable[[Any, 
 
     def validate_one_request(manager: Any, request: Any, input_ids: Any) -> None:
         # Upstream: 0.5.23 looks an unknown id up in the embedding, which ends the scheduler, and all of the server with
-        # it, on one request. Remove when it refuses such ids.
+        # it, on one request. So does a prompt without a single token, where nothing else is prefilled beside it. Remove
+        # when it refuses both.
+        if input_ids is not None and len(input_ids) == 0 and getattr(request, "input_embeds", None) is None:
+            raise ValueError("prompt must have at least one token.")
         check_ids(input_ids, manager.model_config.vocab_size, "input_ids")
         validate(manager, request, input_ids)
 

@@ -26,11 +26,15 @@ def test_the_wrapped_check_comes_after() -> None:
     seen: list[Any] = []
     manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=10))
     validate = with_known_ids(lambda *given: seen.append(given))
-    validate(manager, "request", [1])
-    assert seen == [(manager, "request", [1])]
+    embedded = SimpleNamespace(input_embeds=[[0.5]])
+    for request, ids in (("request", [1]), ("request", None), (embedded, [])):
+        validate(manager, request, ids)
+        assert seen.pop() == (manager, request, ids)
     with pytest.raises(ValueError, match="input_ids"):
         validate(manager, "request", [11])
-    assert len(seen) == 1
+    with pytest.raises(ValueError, match="at least one token"):
+        validate(manager, "request", [])
+    assert not seen
 
 
 def test_a_batch_of_uneven_lists() -> None:
