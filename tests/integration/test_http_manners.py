@@ -118,6 +118,8 @@ def test_what_is_no_request(server: ServerProcess) -> None:
     error_of(
         raw_post(server, "/v1/detokenize", b'{"model": "default", "tokens": [-1]}'), 400, "invalid_value", "tokens"
     )
+    for empty in (b'{"prompt": ""}', b'{"prompt": ["", "", "", "", "", ""]}', b'{"prompt": ["a", ""]}'):
+        assert raw_post(server, "/v1/completions", empty).status_code == 400
     error_of(requests.get(server.url + "/v1/loads?include=none", timeout=60), 400, "invalid_value")
     error_of(requests.get(server.url + "/dspark/records?after=x", timeout=60), 400, "invalid_value", "after")
 
