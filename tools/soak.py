@@ -2,10 +2,10 @@
 
     python tools/soak.py --minutes 60
 
-The fixture pair is served twice: first the target alone, which answers every greedy request of the mix; then DSpark
+The fixture pair is served twice: first the target alone, which answers every greedy request of the mix; then DSpark,
 with the faults of tests/support/faults.py, under clients that stream, leave, ask for several answers, constrain and
 penalise them, and send nonsense. Every greedy answer is compared with its twin, and memory, threads, file descriptors
-and KV slots are read at quiet moments. The report is JSON on standard output; the exit status is 1 if anything is wrong.
+and KV slots are read at quiet moments. The report is JSON on standard output; the status is 1 if anything is wrong.
 """
 
 from __future__ import annotations

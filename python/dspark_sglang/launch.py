@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -270,13 +271,20 @@ def _resolve(arguments: list[str]) -> tuple[Any, Any]:
 
 
 def _run(server_args: Any, view: Any) -> None:
-    from sglang.srt.entrypoints.http_server import app, launch_server
+    from sglang.srt.entrypoints import http_server
 
-    from dspark_sglang import http, ui
+    from dspark_sglang import ui
+    from dspark_sglang.http.install import install, warm_up
+    from dspark_sglang.http.routes import add_routes
+    from dspark_sglang.http.settings import HttpSettings
 
-    http.add_routes(app)
-    ui.add_routes(app)
-    launch_server(server_args, launch_callback=lambda: _announce(view))
+    add_routes(http_server.app)
+    ui.add_routes(http_server.app)
+    settings, options = HttpSettings.from_environment(), {}
+    if settings.layer:
+        layer = install(http_server.app, settings)
+        options["execute_warmup_func"] = partial(warm_up, layer, http_server._execute_server_warmup)
+    http_server.launch_server(server_args, launch_callback=lambda: _announce(view), **options)
 
 
 def _announce(view: Any) -> None:

@@ -109,7 +109,7 @@ def adjusting_settings() -> dict[str, dict[str, Any]]:
         "regex": {"regex": "(the|a) [a-z]{3,9}( [a-z]{1,7}){2,5}[.!]"},
         "regex that ends": {"regex": "[0-9]{2}"},
         "EBNF": {"ebnf": 'root ::= "x" [0-9]+ ("," " "? [0-9]+)* ";"'},
-        "JSON and penalties": {"json_schema": json.dumps(schema), "repetition_penalty": 1.2, "presence_penalty": 0.5},
+        "JSON and a penalty": {"json_schema": json.dumps(schema), "repetition_penalty": 1.2},
         "regex and least length": {"regex": "[a-z ]{1,300}", "min_new_tokens": 12, "logit_bias": digits},
         "all": {"frequency_penalty": 0.5, "min_new_tokens": 30, "logit_bias": digits, "regex": "[a-z0-9 ]{20,400}"},
     }

@@ -124,6 +124,19 @@ class ServerProcess:
             self.kill()
         return status
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send the command a signal and return at once."""
+        self.process.send_signal(number)
+
+    def wait_ended(self) -> int:
+        """Wait until the command and all its children have ended, and return its exit status."""
+        assert self._process is not None
+        children = self.process.children(recursive=True)
+        status = self._process.wait(STOP_S)
+        _, left = psutil.wait_procs(children, timeout=STOP_S)
+        assert not [p for p in left if p.status() != psutil.STATUS_ZOMBIE], left
+        return status
+
     def kill(self) -> None:
         """End whatever is left of the process group."""
         assert self._process is not None

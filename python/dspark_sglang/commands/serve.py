@@ -50,12 +50,26 @@ def add_arguments(parser: ArgumentParser) -> None:
     scheduling.add_argument(
         "--no-online", action="store_true", help="keep calibration and step times as they are at the start"
     )
+    http = parser.add_argument_group("HTTP interface (see docs/api.md)")
+    for flag, kind, metavar, text in (
+        ("--max-body-mib", float, "N", "largest request body in MiB; 0: no limit (default: 64)"),
+        (
+            "--drain-timeout",
+            float,
+            "S",
+            "seconds from SIGTERM to the end; running requests may end meanwhile (default: 30)",
+        ),
+        ("--cors-origins", str, "LIST", "origins whose pages may read answers, comma-separated, or none (default: *)"),
+    ):
+        http.add_argument(flag, type=kind, metavar=metavar, help=text)
+    http.add_argument("--any-model", action="store_true", help="serve every model name; else 404 for an unknown one")
 
 
 def run(args: Namespace) -> int:
     """Serve until stopped; 0 after Ctrl-C or SIGTERM."""
     import torch
 
+    from dspark_sglang.http.settings import set_http
     from dspark_sglang.launch import plan_launch, serve, set_shortlist
     from dspark_sglang.metrics.flags import set_sla
     from dspark_sglang.scheduling_flags import set_scheduling
@@ -64,5 +78,6 @@ def run(args: Namespace) -> int:
     set_sla(args.sla)
     set_shortlist(plan, args.shortlist)
     set_scheduling(args)
+    set_http(args)
     serve(plan)
     return 0

@@ -9,8 +9,9 @@ import asyncio
 from typing import Any
 
 from fastapi import FastAPI, Query, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 
+from dspark_sglang.http.errors import ApiError
 from dspark_sglang.policy_codec import SEND_ROUNDS, encode
 from sgl_dspark.errors import ConfigError
 
@@ -28,7 +29,7 @@ def add_routes(app: FastAPI) -> None:
     app.add_api_route("/dspark/records", guarded(records), methods=["GET"])
 
 
-async def state() -> JSONResponse:
+async def state() -> Response:
     """Model, calibration, step times, last decisions, totals and fallbacks of each worker."""
     found = await _worker_states()
     if not found:
@@ -39,7 +40,7 @@ async def state() -> JSONResponse:
     return JSONResponse(found[0] if len(found) == 1 else {"replicas": found})
 
 
-async def policy(request: Request) -> JSONResponse:
+async def policy(request: Request) -> Response:
     """Switch how much is verified, while requests run."""
     found = await _worker_states()
     if not found:
@@ -57,7 +58,7 @@ async def policy(request: Request) -> JSONResponse:
     return JSONResponse({"policy": (await _worker_states())[0]["policy"]})
 
 
-async def records(after: int = Query(0, ge=0)) -> JSONResponse:
+async def records(after: int = Query(0, ge=0)) -> Response:
     """Return verified rounds from number ``after`` on; see `dspark_sglang.rounds.RoundLog.reply`."""
     async with _READING:
         await _tell({SEND_ROUNDS: after})
@@ -91,5 +92,5 @@ async def _worker_states() -> list[dict[str, Any]]:
     return [one for one in found if isinstance(one, dict) and "policy" in one]
 
 
-def _refusal(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "type": "invalid_request_error", "code": status}}, status)
+def _refusal(status: int, message: str) -> Response:
+    return ApiError(status, message).response("/dspark")

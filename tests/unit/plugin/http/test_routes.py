@@ -13,7 +13,8 @@ pytest.importorskip("sglang")
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from dspark_sglang import http, policy_codec
+from dspark_sglang import policy_codec
+from dspark_sglang.http import routes
 from dspark_sglang.rounds import RoundLog
 from sgl_dspark.calibration.records import from_wire
 from sgl_dspark.planner.config import PlannerConfig
@@ -50,8 +51,8 @@ class Manager:
 
 def client(monkeypatch: pytest.MonkeyPatch, manager: Manager) -> TestClient:
     app = FastAPI()
-    http.add_routes(app)
-    monkeypatch.setattr(http, "_manager", lambda: manager)
+    routes.add_routes(app)
+    monkeypatch.setattr(routes, "_manager", lambda: manager)
     return TestClient(app)
 
 
@@ -122,7 +123,7 @@ def test_changing_and_reading_rounds_need_the_admin_key_where_there_is_one() -> 
     from sglang.srt.utils.auth import AuthLevel
 
     app = FastAPI()
-    http.add_routes(app)
+    routes.add_routes(app)
     levels = {
         route.path: getattr(route.endpoint, "_auth_level", None)  # type: ignore[attr-defined]
         for route in app.routes

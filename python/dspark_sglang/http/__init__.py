@@ -1,0 +1,1 @@
+"""The HTTP manners of the server: a thin layer of ASGI middlewares around SGLang's own application."""
