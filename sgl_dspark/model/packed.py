@@ -44,7 +44,7 @@ def frozen_linear(weight: Tensor) -> Linear:
         if wanted != rows:
             flat = F.pad(flat, (0, 0, 0, wanted - rows))
         product: Tensor = torch.ops.mkldnn._linear_pointwise(flat, packed, None, "none", [], "")
-        return product[:rows].view(*x.shape[:-1], -1)
+        return product[:rows].view(*x.shape[:-1], weight.shape[0])
 
     return apply
 

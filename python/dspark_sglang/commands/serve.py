@@ -50,6 +50,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     scheduling.add_argument(
         "--no-online", action="store_true", help="keep calibration and step times as they are at the start"
     )
+    _add_http_arguments(parser)
+
+
+def _add_http_arguments(parser: ArgumentParser) -> None:
     http = parser.add_argument_group("HTTP interface (see docs/api.md)")
     for flag, kind, metavar, text in (
         ("--max-body-mib", float, "N", "largest request body in MiB; 0: no limit (default: 64)"),
