@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from dspark_sglang.bench.prompts import Prompt
 
 from dspark_sglang.bench.client import RequestSettings, measure_level
 from dspark_sglang.metrics.definitions import DEFAULT_SLA, METRICS
+from sgl_dspark.data.prompt_set import Prompt
 from tests.support import prometheus as prom
 from tests.support.pair import questions
 from tests.support.prometheus import Prometheus
