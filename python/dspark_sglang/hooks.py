@@ -102,6 +102,15 @@ def _configure_worker(original: Callable[..., Any], controller: Any, request: An
     return SetInternalStateReqOutput(updated=True)
 
 
+def _bound_reasoning(streamer: Any, requests: Any, *_: Any, **__: Any) -> None:
+    # Upstream: 0.5.23 counts a whole accepted run as reasoning before it cuts the run at the answer's end. Remove when
+    # it counts what is left.
+    del streamer
+    for request in requests:
+        if request.reasoning_tokens and request.finished_len is not None:
+            request.reasoning_tokens = min(request.reasoning_tokens, request.finished_len)
+
+
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _UPDATES = (
     "update_weights_from_disk",
@@ -146,6 +155,12 @@ HOOKS: tuple[Hook, ...] = (
         HookType.AROUND,
         _configure_worker,
         "switches the verify policy while serving",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
+        HookType.BEFORE,
+        _bound_reasoning,
+        "keeps reasoning_tokens within completion_tokens",
     ),
     Hook(
         "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
