@@ -28,12 +28,6 @@ def test_generate(dspark: ServerProcess, name: str) -> None:
     assert name in message(streamed.json())
 
 
-def test_several_at_once_are_all_named(dspark: ServerProcess) -> None:
-    response = dspark.post(*pair.generate(pair.prompts()[0], beam_width=2, watermark={"enabled": True}))
-    assert response.status_code == 400
-    assert message(response.json()).startswith("beam_width, watermark: ")
-
-
 def test_neutral_values_are_served(dspark: ServerProcess) -> None:
     neutral = {"frequency_penalty": 0, "presence_penalty": 0, "n": 1, "response_format": {"type": "text"}, "seed": None}
     assert dspark.ask(*pair.chat("What is 2 + 3?", **neutral))["choices"][0]["message"]["content"]
