@@ -60,8 +60,9 @@ def test_flags_of_speculation_go_to_one_server() -> None:
 def test_no_option_of_serve_that_speculation_needs_reaches_the_plain_server() -> None:
     parser = ArgumentParser()
     serve.add_arguments(parser)
-    # Both servers take what is about metrics.
-    common = ("-h", "--plain", "--no-metrics", "--sla")
+    # Both servers take what is about metrics and HTTP.
+    common = {"-h", "--plain", "--no-metrics", "--sla", "--max-body-mib", "--drain-timeout", "--cors-origins"}
+    common |= {"--any-model"}
     options = [a.option_strings[0] for a in parser._actions if a.option_strings[0] not in common]
     assert {"--shortlist", "--policy", "--no-online"} <= set(options)
     flags = [text for option in options for text in (option, "1")]
