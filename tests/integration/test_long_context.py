@@ -42,6 +42,8 @@ def text(tokens: int, start: int = 0) -> list[int]:
 
 def test_a_cached_prefix_of_1900_tokens_is_as_good_as_a_cold_one(long: ServerProcess) -> None:
     """The draft's own context over the prefix: rounds of the second request are those of a cold one."""
+    # Whole blocks: what is verified otherwise follows what was learned meanwhile.
+    long.ask("/dspark/policy", {"policy": "static"})
     prefix = text(1900)
     requests = [pair.generate([*prefix, *pair.prompts()[i][-20:]], ignore_eos=True) for i in range(4)]
     cold = []
@@ -49,6 +51,7 @@ def test_a_cached_prefix_of_1900_tokens_is_as_good_as_a_cold_one(long: ServerPro
         long.flush_cache()
         cold.append(long.ask(*request))
     warm = [long.ask(*request) for request in requests]
+    long.ask("/dspark/policy", {"policy": "adaptive"})
     for one, other in zip(cold, warm, strict=True):
         assert one["output_ids"] == other["output_ids"]
         assert one["meta_info"]["spec_verify_ct"] == other["meta_info"]["spec_verify_ct"]
