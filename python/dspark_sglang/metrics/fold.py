@@ -175,12 +175,8 @@ class Fold:
         view, steps, rounds = self._view, np.arange(self._gamma + 1), self._rounds.sum(axis=0)
         accepted = (rounds.sum(axis=0) * steps).sum()
         view["dspark_verified_tokens_total"][...] = (rounds.sum(axis=1) * steps).sum()
-        # What was cut off a round whose verdict got lost is known before the round is made up for: never go back.
-        for total, value in (
-            (view["dspark_accepted_tokens_total"], accepted - self._cut_accepted + self._lost_accepted),
-            (view["dspark_bonus_tokens_total"][:1], rounds.sum() - self._cut_bonus + self._lost_bonus),
-        ):
-            np.maximum(total, value, out=total)
+        view["dspark_accepted_tokens_total"][...] = accepted - self._cut_accepted + self._lost_accepted
+        view["dspark_bonus_tokens_total"][0] = rounds.sum() - self._cut_bonus + self._lost_bonus
         view["dspark_cut_tokens_total"][...] = self._cut_accepted + self._cut_bonus
         slots = steps[:-1, None, None]
         verified, taken = steps[:, None] > slots, steps[None, :] > slots

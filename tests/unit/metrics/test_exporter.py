@@ -138,3 +138,15 @@ def test_nan_is_written_once() -> None:
     value = registry.get_sample_value("dspark_calibration_ece_ratio", key)
     assert value is not None
     assert np.isnan(value)
+
+
+def test_a_total_that_goes_back_waits_until_it_has_caught_up() -> None:
+    engine, registry = Engine(), CollectorRegistry()
+    exporter, name = exported(engine, registry), "dspark_ended_rounds_total"
+    total = engine.fold.sheet.view(name)
+    seen = []
+    for value in (5, 3, 4, 6):
+        total[...] = value
+        exporter.export()
+        seen.append(registry.get_sample_value(name, {"model_name": "m"}))
+    assert seen == [5, 5, 5, 6]
