@@ -119,16 +119,16 @@ class Composer:
                 raise LoadtestError(f"weight of {name!r}: {weight} is not a number of at least 0")
         if not sum(weights.values()):
             raise LoadtestError("all categories weigh nothing")
-        self.library, self.block_size, self.seed = library, max(1, block_size), seed
+        self.texts, self.block_size, self.seed = library, max(1, block_size), seed
         self._names, self._weights = list(weights), list(weights.values())
         self._block = lru_cache(_CACHED_BLOCKS)(self._make_block)
 
     def category(self, request: TraceRequest, index: int) -> str:
         """Return the request's own category, else one drawn by what its prompt begins with, or by its session."""
         if request.category is not None:
-            if request.category not in self.library.pieces:
+            if request.category not in self.texts.pieces:
                 raise LoadtestError(
-                    f"the trace asks for category {request.category!r}; there are: {', '.join(self.library.categories)}"
+                    f"the trace asks for category {request.category!r}; there are: {', '.join(self.texts.categories)}"
                 )
             return request.category
         key: object = request.hash_ids[0] if request.hash_ids else (request.session_id or f"request {index}")
@@ -150,7 +150,7 @@ class Composer:
         """
         wanted = tokens if tokens is not None else request.input_length or 1
         category = self.category(request, index)
-        question = self._random("question", index).choice(self.library.pieces[category])
+        question = self._random("question", index).choice(self.texts.pieces[category])
         if question.total >= wanted:
             return _head(question, wanted).strip()
         left = wanted - question.total
@@ -176,7 +176,7 @@ class Composer:
         lengths: list[int] = []
         total = 0
         while total < tokens:
-            piece = random_.choice(self.library.pieces[category])
+            piece = random_.choice(self.texts.pieces[category])
             for unit, length in zip(piece.units, piece.tokens, strict=True):
                 units.append(unit)
                 lengths.append(length)

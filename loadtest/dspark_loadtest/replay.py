@@ -80,6 +80,7 @@ class Replay:
     async def run(self) -> Outcome:
         """Send everything, wait for the answers, and return what was measured."""
         loop = asyncio.get_running_loop()
+        # Only the main thread of a Unix process may take signals; anywhere else Ctrl-C reaches whoever runs this.
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             loop.add_signal_handler(signal.SIGINT, self.stop)
         with _collecting_seldom():

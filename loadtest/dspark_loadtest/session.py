@@ -40,7 +40,7 @@ class Served:
         Tokens of prompt and answer together.
     template : int
         Tokens that the chat template adds.
-    library : Library
+    texts : Library
         Texts measured with the server's tokenizer.
     counted : bool
         Whether it was; otherwise lengths are estimated.
@@ -50,7 +50,7 @@ class Served:
     model: str
     context: int
     template: int
-    library: Library
+    texts: Library
     counted: bool
 
 
@@ -166,7 +166,7 @@ def fitted(served: Served, workload: Workload) -> Trace:
 
 def composer_of(served: Served, workload: Workload, trace: Trace) -> Composer:
     """Return what makes the prompts of a fitted trace."""
-    return Composer(served.library, trace.block_size, seed=workload.seed, mix=workload.mix)
+    return Composer(served.texts, trace.block_size, seed=workload.seed, mix=workload.mix)
 
 
 async def _run(served: Served, workload: Workload, trace: Trace, composer: Composer, *, show: bool) -> Any:

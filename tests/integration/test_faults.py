@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import requests
 
-from sgl_dspark.sampling.statistics import chi_square
 from tests.integration.conftest import PlainAnswers
-from tests.support import arms, pair
-from tests.support.exact_law import cell_of, partition
-from tests.support.server import ServerProcess, concurrently
+from tests.support import arms, joint_law, pair
+from tests.support.server import ServerProcess
 
 pytestmark = pytest.mark.server
 ALPHA = 1e-4
@@ -25,18 +21,12 @@ def broken(plain: PlainAnswers, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("broken")
     flags = [*pair.SERVER_FLAGS, "--speculative-draft-model-path", str(pair.DRAFT), "--step-time-profile", "off"]
     hook = {"SGL_DSPARK_TEST_HOOK": "tests.support.faults:inject"}
-    server = ServerProcess(flags, folder / "log", **pair.SERVER_ENVIRONMENT, **hook)
-    server.start()
-    try:
+    with ServerProcess(flags, folder / "log", **pair.SERVER_ENVIRONMENT, **hook).serving() as server:
         yield server
         server.wait_until_idle()
         server.flush_cache()
         assert server.load()["num_used_tokens"] == 0
-        assert server.stop() == 0
         assert "SGL_DSPARK_TEST_HOOK is set" in server.log()
-        assert "Traceback" not in server.log()
-    finally:
-        server.kill()
 
 
 def test_greedy_text_is_the_targets(broken: ServerProcess, plain: PlainAnswers) -> None:
@@ -53,14 +43,7 @@ def test_greedy_text_is_the_targets(broken: ServerProcess, plain: PlainAnswers) 
 
 
 def test_sampled_tokens_have_the_targets_law(broken: ServerProcess) -> None:
-    prompt, samples, tokens = pair.prompts()[8], 800, 6
-    path, payload = pair.generate(prompt, temperature=1.0, max_new_tokens=tokens, n=50, ignore_eos=True)
-    answers = concurrently(lambda _: broken.ask(path, payload), range(samples // 50), 4)
-    law = partition(prompt, tokens, least=5 / samples)
-    seen = Counter(cell_of(one["output_ids"], law) for answer in answers for one in answer)
-    result = chi_square(
-        np.array([seen[cell] for cell in law]), np.array(list(law.values())), effect_size=0.3, alpha=ALPHA
-    )
+    result = joint_law.sampled(broken, pair.prompts()[8], ALPHA)
     assert result.power > 0.9
     assert result.p_value > ALPHA
 

@@ -31,15 +31,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("http")
     flags = [*pair.SERVER_FLAGS, "--speculative-draft-model-path", str(pair.DRAFT), *FLAGS]
     flags += ["--step-time-profile", str(folder / "step-times.json")]
-    started = ServerProcess(flags, folder / "log", **pair.SERVER_ENVIRONMENT)
-    started.start()
-    try:
+    with ServerProcess(flags, folder / "log", **pair.SERVER_ENVIRONMENT).serving() as started:
         yield started
-        started.wait_until_idle()
-        assert started.stop() == 0
-        assert "Traceback" not in started.log()
-    finally:
-        started.kill()
 
 
 def error_of(response: requests.Response, status: int, code: str | None, param: str | None = None) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +35,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     pytest.importorskip("sglang")
     folder = tmp_path_factory.mktemp("suites")
     flags = [*pair.SERVER_FLAGS, "--speculative-draft-model-path", str(pair.DRAFT)]
-    started = ServerProcess([*flags, "--step-time-profile", str(folder / "steps.json")], folder / "log")
-    started.start()
-    try:
+    with ServerProcess(
+        [*flags, "--step-time-profile", str(folder / "steps.json")], folder / "log"
+    ).serving() as started:
         yield started
-        started.wait_until_idle()
-        assert started.stop() == 0
-        assert "Traceback" not in started.log()
-    finally:
-        started.kill()
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -55,8 +49,6 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_llm_comply(server: ServerProcess, tmp_path: Path) -> None:
-    if find_spec("llm_comply") is None:
-        pytest.skip("llm-comply is not installed")
     code = "import sys; from llm_comply.cli import main; sys.exit(main())"
     options = ["--format", "openai-chat", "-u", f"{server.url}/v1", "-k", "x", "-m", "default", "--json"]
     done = run(tmp_path, sys.executable, "-c", code, *options)
@@ -68,8 +60,6 @@ def test_llm_comply(server: ServerProcess, tmp_path: Path) -> None:
 
 def test_schemathesis_finds_no_fault_of_the_server(server: ServerProcess, tmp_path: Path) -> None:
     """Whatever the published schema allows, and much that it does not, is answered below 500 and in time."""
-    if find_spec("schemathesis") is None:
-        pytest.skip("schemathesis is not installed")
     options = ["--checks", "not_a_server_error", "--phases", "fuzzing", "--max-examples", "15", "--seed", "5"]
     options += ["--request-timeout", "60", "--continue-on-failure", "--workers", "4", "--include-path-regex", ROUTES]
     # How long it takes to make up a request says nothing of the server.

@@ -23,15 +23,8 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     flags = ["--model-path", str(pair.TARGET), "--speculative-draft-model-path", str(pair.DRAFT), "--dtype", "float32"]
     flags += ["--context-length", str(CONTEXT), "--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "16384"]
     flags += ["--step-time-profile", "off", "--sleep-on-idle", "--reasoning-parser", "qwen3"]
-    server = ServerProcess(flags, folder / "log")
-    server.start()
-    try:
+    with ServerProcess(flags, folder / "log").serving() as server:
         yield server
-        server.wait_until_idle()
-        assert server.stop() == 0
-        assert "Traceback" not in server.log()
-    finally:
-        server.kill()
 
 
 def text(tokens: int, start: int = 0) -> list[int]:

@@ -9,16 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import requests
 import torch
 
-from sgl_dspark.sampling.statistics import chi_square
 from tests.integration.conftest import PlainAnswers
 from tests.integration.test_logprobs import FIELDS, same_entries
-from tests.support import arms, pair
-from tests.support.exact_law import cell_of, partition
+from tests.support import arms, joint_law, pair
 from tests.support.served import served_positions
 from tests.support.server import ServerProcess, concurrently
 from tests.support.token_tests import TokenTests
@@ -141,15 +138,8 @@ def test_sampled_law_while_policies_are_switched(dspark: ServerProcess) -> None:
 def test_joint_law_of_the_first_tokens(dspark: ServerProcess, name: str) -> None:
     """The policies that look at confidences: whatever they trim, the first six tokens keep their joint law."""
     switch(dspark, name)
-    prompt, samples, tokens = pair.prompts()[8], 800, 6
-    path, payload = pair.generate(prompt, temperature=1.0, max_new_tokens=tokens, n=50, ignore_eos=True)
-    answers = concurrently(lambda _: dspark.ask(path, payload), range(samples // 50), 4)
-    law = partition(prompt, tokens, least=5 / samples)
-    seen = Counter(cell_of(one["output_ids"], law) for answer in answers for one in answer)
-    result = chi_square(
-        np.array([seen[cell] for cell in law]), np.array(list(law.values())), effect_size=0.3, alpha=ALPHA
-    )
-    assert (result.samples, result.power > 0.9) == (samples, True)
+    result = joint_law.sampled(dspark, pair.prompts()[8], ALPHA)
+    assert (result.samples, result.power > 0.9) == (joint_law.SAMPLES, True)
     assert result.p_value > ALPHA
 
 

@@ -7,20 +7,16 @@ drawn by the shipped verifier after the served prefixes with a bias in its accep
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from sgl_dspark.sampling import rejection
 from sgl_dspark.sampling.rejection import acceptance_probability
-from sgl_dspark.sampling.statistics import chi_square
-from tests.support import pair
-from tests.support.exact_law import cell_of, partition
+from tests.support import joint_law, pair
 from tests.support.served import served_positions
 from tests.support.server import ServerProcess, concurrently
 from tests.support.token_tests import Outcome, TokenTests
@@ -104,16 +100,8 @@ def test_top_p_and_top_k(dspark: ServerProcess) -> None:
 
 @pytest.mark.parametrize("index", [8, 9])
 def test_first_tokens_of_one_prompt_have_the_joint_law(dspark: ServerProcess, index: int) -> None:
-    """The first token comes from prefill, the others from the first blocks."""
-    prompt, samples, tokens = pair.prompts()[index], 800, 6
-    path, payload = pair.generate(prompt, temperature=1.0, max_new_tokens=tokens, n=50, ignore_eos=True)
-    answers = concurrently(lambda _: dspark.ask(path, payload), range(samples // 50), 4)
-    law = partition(prompt, tokens, least=5 / samples)
-    seen = Counter(cell_of(one["output_ids"], law) for answer in answers for one in answer)
-    result = chi_square(
-        np.array([seen[cell] for cell in law]), np.array(list(law.values())), effect_size=0.3, alpha=ALPHA
-    )
-    assert result.samples == samples
+    result = joint_law.sampled(dspark, pair.prompts()[index], ALPHA)
+    assert result.samples == joint_law.SAMPLES
     assert result.dof >= 4
     assert result.power > 0.9
     assert result.p_value > ALPHA

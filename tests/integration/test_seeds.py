@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sgl_dspark.sampling.statistics import chi_square
 from tests.integration.test_policies import DEFAULT
 from tests.integration.test_sampled import ALPHA
-from tests.support import arms, pair
-from tests.support.exact_law import cell_of, partition
+from tests.support import arms, joint_law, pair
 from tests.support.server import ServerProcess
 
 pytestmark = pytest.mark.server
@@ -73,16 +70,14 @@ def test_logprobs_of_a_seeded_answer_are_the_targets(dspark: ServerProcess) -> N
 
 
 def test_over_seeds_first_tokens_have_the_joint_law(dspark: ServerProcess) -> None:
-    prompt, samples, tokens = pair.prompts()[9], 800, 6
+    prompt = pair.prompts()[9]
     requests = {
-        f"{s}": pair.generate(prompt, temperature=1.0, max_new_tokens=tokens, ignore_eos=True, sampling_seed=s)
-        for s in range(samples)
+        f"{s}": pair.generate(
+            prompt, temperature=1.0, max_new_tokens=joint_law.TOKENS, ignore_eos=True, sampling_seed=s
+        )
+        for s in range(joint_law.SAMPLES)
     }
-    law = partition(prompt, tokens, least=5 / samples)
-    seen = Counter(cell_of(one, law) for one in outputs(arms.answer_all(dspark, requests, 40)).values())
-    result = chi_square(
-        np.array([seen[cell] for cell in law]), np.array(list(law.values())), effect_size=0.3, alpha=ALPHA
-    )
+    result = joint_law.check(prompt, list(outputs(arms.answer_all(dspark, requests, 40)).values()), ALPHA)
     assert result.dof >= 4
     assert result.power > 0.9
     assert result.p_value > ALPHA

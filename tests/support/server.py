@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,6 +110,18 @@ class ServerProcess:
     def log(self) -> str:
         """Read the log so far."""
         return self.log_path.read_text(errors="replace")
+
+    @contextmanager
+    def serving(self) -> Iterator[ServerProcess]:
+        """Serve; at the end nothing may run, stay or have failed inside."""
+        self.start()
+        try:
+            yield self
+            self.wait_until_idle()
+            assert self.stop() == 0
+            assert "Traceback" not in self.log()
+        finally:
+            self.kill()
 
     def stop(self) -> int:
         """Send SIGTERM and return the exit status; raise if the command or any of its children stays."""
