@@ -71,14 +71,28 @@ class GrammarWalk:
             return False
         return True
 
-    def banned(self, request: int, candidates: Tensor | None) -> Tensor | None:
-        """Tell which candidates (int64 [S], or the vocabulary) may not come next; None if that is not known."""
-        if not self._open[request] or not self._packed:
-            return None
-        words = self._masks[self._place[request] * self._width + self._accepted[request]]
-        if candidates is None:
-            candidates = torch.arange(self._vocab_size)
-        return ((words[candidates // _WORD] >> (candidates % _WORD)) & 1) == 0
+    def open_requests(self) -> list[int]:
+        """List the requests whose next token is known to be bound; none if the backend's masks cannot be read."""
+        return [request for request, is_open in self._open.items() if is_open] if self._packed else []
+
+    def banned(self, requests: Sequence[int], candidates: Tensor | None) -> Tensor:
+        """Tell which tokens may not come next, for some of `open_requests`.
+
+        Parameters
+        ----------
+        candidates : int64 [n, S] or None
+            Of each request; None for the vocabulary.
+
+        Returns
+        -------
+        bool [n, S or V]
+        """
+        rows = [self._place[request] * self._width + self._accepted[request] for request in requests]
+        words = self._masks[rows]
+        if candidates is not None:
+            return (words.gather(1, candidates // _WORD) >> (candidates % _WORD)) & 1 == 0
+        bits = (words.unsqueeze(2) >> torch.arange(_WORD, dtype=torch.int32)) & 1
+        return bits.flatten(1)[:, : self._vocab_size] == 0
 
     def apply(self, logits: Tensor, window: VerifyWindow, drafts: Sequence[Sequence[int]] | None) -> None:
         """Mask the verified rows [T, V] in place.

@@ -208,10 +208,15 @@ class DraftAdjustment:
 
     def _constrain(self, logits: Tensor, candidates: Tensor | None, drafts: Sequence[Tensor]) -> None:
         walk = self._step.grammar
-        for place, row, _ in self._constrained:
-            assert walk is not None
-            if drafts:
-                walk.advance(place, int(drafts[-1][row]))
-            banned = walk.banned(place, None if candidates is None else candidates[row])
-            if banned is not None:
-                logits[row].masked_fill_(banned[: logits.shape[1]], float("-inf"))
+        if walk is None or not self._constrained:
+            return
+        row_of = {place: row for place, row, _ in self._constrained}
+        if drafts:
+            tokens = drafts[-1].tolist()
+            for place, row in row_of.items():
+                walk.advance(place, tokens[row])
+        bound = [place for place in walk.open_requests() if place in row_of]
+        if bound:
+            rows = torch.tensor([row_of[place] for place in bound])
+            banned = walk.banned(bound, None if candidates is None else candidates[rows])
+            logits[rows] = logits[rows].masked_fill_(banned[:, : logits.shape[1]], float("-inf"))
