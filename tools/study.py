@@ -22,8 +22,6 @@ from pathlib import Path
 import study_report
 from make_draft import PRESETS, ROOT, make_data
 
-SEEDS = (1, 2)
-
 
 @dataclass(frozen=True)
 class Arm:
@@ -57,6 +55,8 @@ class Experiment:
         Writes Markdown and plots from the evaluations.
     passes : dict
         Further evaluations of the same drafts: suffix to options.
+    seeds : tuple of int
+        One run of every arm each.
     """
 
     title: str
@@ -67,10 +67,11 @@ class Experiment:
     evaluation: tuple[str, ...]
     report: study_report.Report
     passes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (1, 2)
 
 
 # Seven slots and steps enough to tell the arms apart in half an hour of one core each.
-BLOCK, STEPS, FIXTURE_STEPS = {"draft.gamma": 7}, 1500, 500
+BLOCK, STEPS, FIXTURE_STEPS = {"draft.gamma": 7}, 1500, 400
 DSPARK = Arm("dspark", BLOCK)
 DFLASH = Arm(
     "dflash",
@@ -92,6 +93,10 @@ def _with(arm: Arm, name: str, **overrides: object) -> Arm:
 
 
 EXPERIMENTS = {
+    "shipped": Experiment(
+        "The demo draft", "the accept lengths of Table 1, for the draft in checkpoints/", "smollm2", 10_000,
+        (Arm("shipped", {}),), ("--temperatures", "1", "0"), study_report.shipped, seeds=(1,),
+    ),
     "table1": Experiment(
         "Accept length of DSpark, DFlash and an Eagle3-style draft", "Table 1 and figure 2", "smollm2", STEPS,
         (DSPARK, DFLASH, EAGLE3), ("--temperatures", "1"), study_report.table1,
@@ -115,15 +120,16 @@ EXPERIMENTS = {
     ),
     "thresholds": Experiment(
         "Confidence thresholds", "figure 5", "smollm2", STEPS, (DSPARK,),
-        ("--temperatures", "1", "--thresholds", *(f"{t / 10:g}" for t in range(1, 10))), study_report.thresholds,
+        ("--temperatures", "1", "--limit", "12", "--thresholds", "0.2", "0.3", "0.4", "0.5", "0.6", "0.8"),
+        study_report.thresholds,
     ),
     "calibration": Experiment(
         "Calibration, by temperature", "figure 6", "smollm2", STEPS, (DSPARK,),
-        ("--temperatures", "1", "0.7", "0.3", "0"), study_report.calibration,
+        ("--temperatures", "1", "0.7", "0.3", "0", "--limit", "20"), study_report.calibration,
     ),
     "shortlist": Experiment(
         "Shortlist size", "left open by the paper", "smollm2", STEPS, (DSPARK,),
-        ("--temperatures", "1", "0", "--latency", "1", "32"), study_report.shortlist,
+        ("--temperatures", "1", "--limit", "12", "--latency", "1", "32"), study_report.shortlist,
         {f"shortlist-{n}": ("--shortlist", str(n)) for n in (8, 16, 32, 64, 256)},
     ),
     "decay": Experiment(
@@ -184,15 +190,15 @@ def conduct(name: str, args: Namespace) -> None:
     experiment, work = EXPERIMENTS[name], args.work.resolve()
     data = work / experiment.pair
     target, sets = make_data(PRESETS[experiment.pair], experiment.pair, data, None, args.device, made=bool(args.cache))
-    found = []
-    for seed, arm in itertools.product(args.seeds, experiment.arms):
+    found, seeds = [], tuple(args.seeds or experiment.seeds)
+    for seed, arm in itertools.product(seeds, experiment.arms):
         draft = train(experiment, arm, seed, target, data, work, args)
         for suffix, options in {name: (), **experiment.passes}.items():
             folder = evaluate(draft, target, list(sets.values()), (*experiment.evaluation, *options), suffix, args)
             found.append(study_report.Result.read(arm.name, seed, suffix, folder, draft.parent))
     args.out.mkdir(parents=True, exist_ok=True)
     about = study_report.About(
-        name, experiment.title, experiment.reference, experiment.pair, args.steps or experiment.steps
+        name, experiment.title, experiment.reference, experiment.pair, args.steps or experiment.steps, seeds
     )
     path = experiment.report(about, found, args.out)
     say(f"{path} written; this call took {time.monotonic() - started:.0f} s")
@@ -211,7 +217,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show what there is")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "study", help="data, runs, evaluations")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="folder of reports and plots")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="one run of every arm each")
+    parser.add_argument("--seeds", type=int, nargs="+", default=None, help="instead of the experiment's own")
     parser.add_argument("--cache", type=Path, nargs="+", default=None, help="data caches of the pair, made before")
     parser.add_argument("--held-out", type=Path, default=None, help="held-out cache, made before")
     parser.add_argument("--steps", type=int, default=None, help="optimiser steps instead of the experiment's own")

@@ -22,6 +22,7 @@ class About:
     reference: str
     pair: str
     steps: int
+    seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ Report = Callable[[About, Sequence[Result], Path], Path]
 
 def table1(about: About, results: Sequence[Result], out: Path) -> Path:
     """Accept length per set, conditional acceptance per slot, and the training curves."""
-    sets = list(results[0].rows())
+    sets, stem = list(results[0].rows()), _stem(about)
     lines = _head(about)
     lines += _table(
         ["draft", "seed", *sets, "macro mean", "minutes"],
@@ -88,18 +89,52 @@ def table1(about: About, results: Sequence[Result], out: Path) -> Path:
         ["draft, set", *(str(slot) for slot in range(1, len(next(iter(curves.values()))[1]) + 1))],
         [[name, *(f"{rate:.2f}" for rate in rates)] for name, (_, rates) in curves.items()],
     )
-    plot_lines(out / f"{_stem(about)}_conditional.png", curves, "slot", "acceptance given an accepted prefix")
-    learning = {
-        f"{r.arm}, seed {r.seed}": _curve(r, "tokens")
-        for r in results
-        if any(m["name"] == "held_out" for m in r.metrics)
-    }
-    if learning:
-        plot_lines(
-            out / f"{_stem(about)}_curves.png", learning, "supervised tokens", "expected accept length, held-out"
-        )
-        lines += ["", f"![training curves]({_stem(about)}_curves.png)"]
-    return _write(about, out, [*lines, "", f"![acceptance per slot]({_stem(about)}_conditional.png)"])
+    plot_lines(out / f"{stem}_conditional.png", curves, "slot", "acceptance given an accepted prefix")
+    return _write(
+        about, out, [*lines, "", f"![acceptance per slot]({stem}_conditional.png)", *_progress(results, stem, out)]
+    )
+
+
+def shipped(about: About, results: Sequence[Result], out: Path) -> Path:
+    """Accept length per set and temperature, and how it grew with tokens and time."""
+    (result,) = results
+    rows = []
+    for row in result.evaluation["results"]:
+        found = row["acceptance"]
+        rates = " ".join(f"{rate:.2f}" for rate in found["conditional"])
+        rows.append([row["name"], f"{row['temperature']:g}", found["rounds"], f"{found['mean_accept_len']:.3f}", rates])
+    names = ["prompts", "temperature", "rounds", "accept length", "acceptance per slot, given the prefix"]
+    held_out = [m for m in result.metrics if m["name"] == "held_out"]
+    learnt = [
+        [m["step"], f"{m['tokens'] / 1e6:.1f}", f"{m['seconds'] / 60:.0f}", f"{m['expected_accept_len']:.3f}"]
+        for m in held_out
+    ]
+    lines = [
+        *_head(about),
+        *_table(names, rows),
+        "",
+        "Expected accept length at temperature 1 on the held-out answers, teacher-forced, while it was trained:",
+        "",
+        *_table(["step", "supervised tokens, millions", "minutes", "expected accept length"], learnt),
+    ]
+    return _write(about, out, [*lines, *_progress(results, _stem(about), out)])
+
+
+def _progress(results: Sequence[Result], stem: str, out: Path) -> list[str]:
+    """Draw the expected accept length of held-out answers against tokens and against time."""
+    lines = []
+    for axis, unit, label in (("tokens", 1e6, "supervised tokens, millions"), ("seconds", 60, "minutes of one core")):
+        curves = {}
+        for result in results:
+            held_out = [m for m in result.metrics if m["name"] == "held_out"]
+            if held_out:
+                values = [m["expected_accept_len"] for m in held_out]
+                curves[f"{result.arm}, seed {result.seed}"] = ([m[axis] / unit for m in held_out], values)
+        if curves:
+            path = out / f"{stem}_{axis}.png"
+            plot_lines(path, curves, label, "expected accept length, held-out")
+            lines += ["", f"![accept length against {axis}]({path.name})"]
+    return lines
 
 
 def depth(about: About, results: Sequence[Result], out: Path) -> Path:
@@ -170,10 +205,9 @@ def shortlist(about: About, results: Sequence[Result], out: Path) -> Path:
         mine = [r for r in results if r.suffix == suffix]
         times = [fmean(_draft_ms(r, x["rows"]) for r in mine) for x in mine[0].evaluation["latency"]]
         size = suffix.rsplit("-", 1)[1] if "-" in suffix else "all"
-        accept = (f"{fmean(r.macro(t) for r in mine):.3f}" for t in (1.0, 0.0))
-        rows.append([size, *accept, *(f"{ms:.1f}" for ms in times)])
+        rows.append([size, f"{fmean(r.macro() for r in mine):.3f}", *(f"{ms:.1f}" for ms in times)])
     batches = [x["rows"] for x in results[0].evaluation["latency"]]
-    names = ["candidates", "accept length, T=1", "greedy", *(f"drafting for {b}, ms" for b in batches)]
+    names = ["candidates", "accept length", *(f"drafting for {b}, ms" for b in batches)]
     return _write(about, out, [*_head(about), *_table(names, rows)])
 
 
@@ -191,11 +225,6 @@ def _means(results: Sequence[Result]) -> list[str]:
 
 def _arms(results: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(r.arm for r in results))
-
-
-def _curve(result: Result, axis: str) -> tuple[list[float], list[float]]:
-    held_out = [m for m in result.metrics if m["name"] == "held_out"]
-    return [m[axis] for m in held_out], [m["expected_accept_len"] for m in held_out]
 
 
 def _round_ms(result: Result, rows: int) -> float:
@@ -216,8 +245,9 @@ def _head(about: About) -> list[str]:
     return [
         f"# {about.title}",
         "",
-        f"Corresponds to: {about.reference}. Target: {target[about.pair]}; {about.steps} optimiser steps,",
-        "seeds 1 and 2; temperature 1 unless said, held-out prompts, mean over rounds, bonus included. Made by:",
+        f"Corresponds to: {about.reference}. Target: {target[about.pair]}; {about.steps} optimiser steps, seed(s)",
+        f"{' and '.join(map(str, about.seeds))}; temperature 1 unless said, held-out prompts, mean over rounds, bonus",
+        "included. Made by:",
         "",
         "```",
         f"python tools/study.py {about.name}",

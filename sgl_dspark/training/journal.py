@@ -78,7 +78,8 @@ class Journal:
         if self._sink is None:
             return
         seconds = self._spent + time.perf_counter() - self._started
-        record = {"name": name, "step": step, "tokens": tokens, "seconds": round(seconds, 2), **asdict(report)}
+        # The report's own tokens are of its step alone.
+        record = {**asdict(report), "name": name, "step": step, "tokens": tokens, "seconds": round(seconds, 2)}
         self._sink.write(json.dumps(record) + "\n")
         if self._board is not None:
             for term in ("loss", "ce", "tv", "confidence", "soft", "expected_accept_len"):

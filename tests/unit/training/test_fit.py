@@ -93,6 +93,11 @@ def test_an_interrupted_run_ends_with_the_same_draft(
     ]
     assert curves[0] == curves[1]
     assert [step for name, step, _ in curves[0] if name == "held_out"] == [4, 8]
+    # Curves are drawn over all tokens that the run has seen, not those of one step.
+    for name in ("whole", "parts"):
+        seen = [r["tokens"] for r in read_metrics(tmp_path / name / "metrics.jsonl")]
+        assert seen == sorted(seen)
+        assert seen[-1] == json.loads((tmp_path / name / "draft" / "training.json").read_text())["supervised_tokens"]
 
 
 def test_the_draft_loads_beside_its_target(made: tuple[Path, Path], tmp_path: Path) -> None:
