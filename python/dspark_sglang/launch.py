@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspark_sglang import preflight
+from dspark_sglang.command_line import expand_config, flag_value, pace_flags
 from dspark_sglang.metrics.flags import metric_flags
 from sgl_dspark.errors import ConfigError, LaunchError
 
@@ -51,45 +52,6 @@ class LaunchPlan:
     arguments: list[str]
     speculative: bool
     demo: bool = False
-
-
-def flag_value(arguments: Sequence[str], *names: str) -> str | None:
-    """Return the last value given to any of ``names``, as ``--flag value`` or ``--flag=value``."""
-    found = None
-    for index, argument in enumerate(arguments):
-        for name in names:
-            if argument == name and index + 1 < len(arguments):
-                found = arguments[index + 1]
-            elif argument.startswith(name + "="):
-                found = argument[len(name) + 1 :]
-    return found
-
-
-def expand_config(arguments: Sequence[str]) -> list[str]:
-    """Put the flags of a ``--config`` file in its place, so that everything else sees flags only.
-
-    Raises
-    ------
-    ConfigError
-        If SGLang cannot read the file.
-    """
-    file = flag_value(arguments, "--config")
-    if file is None:
-        return list(arguments)
-    import argparse
-
-    from sglang.srt.server_args import ServerArgs
-    from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
-
-    separate: list[str] = []
-    for argument in arguments:
-        separate += ["--config", file] if argument.startswith("--config=") else [argument]
-    parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
-    try:
-        return list(ConfigArgumentMerger(parser).merge_config_with_args(separate))
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"--config {file}: {error}") from error
 
 
 def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool, metrics: bool = False) -> LaunchPlan:
@@ -231,7 +193,7 @@ def serve(plan: LaunchPlan) -> None:
     from dspark_sglang import selection
 
     check_version()
-    selection.worker_choice()
+    ours = selection.worker_choice() == selection.OURS
     host, port = flag_value(plan.arguments, "--host"), flag_value(plan.arguments, "--port")
     if port is None or port.isdecimal():
         preflight.check_port(host or DEFAULT_HOST, int(port or DEFAULT_PORT))
@@ -244,10 +206,8 @@ def serve(plan: LaunchPlan) -> None:
 
     from sglang.srt.utils import kill_process_tree
 
-    server_args, view = _resolve(plan.arguments)
-    if (
-        view.speculative_algorithm or ""
-    ).upper() == selection.ALGORITHM and selection.worker_choice() == selection.OURS:
+    server_args, view = _resolve(plan.arguments + pace_flags(plan.arguments))
+    if ours and (view.speculative_algorithm or "").upper() == selection.ALGORITHM:
         preflight.refuse_flags(view)
     try:
         _run(server_args, view)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class GrammarWalk:
         self._masks = some.allocate_vocab_mask(vocab_size=vocab_size, batch_size=len(grammars) * width, device="cpu")
         # 32 tokens a word, lowest bit first: what xgrammar and llguidance fill. Others are not read, only applied.
         self._packed = self._masks.dtype == torch.int32
+        # The same memory: single words are read twenty times faster through numpy.
+        self._words: np.ndarray = self._masks.numpy()
         self._place = {request: n for n, request in enumerate(self.grammars)}
         self._accepted = dict.fromkeys(self.grammars, 0)
         self._open = {r: not g.finished and not g.is_terminated() for r, g in self.grammars.items()}
@@ -63,7 +66,7 @@ class GrammarWalk:
             grammar.fill_vocab_mask(self._masks, row)
 
     def _accepts(self, grammar: Any, row: int, token: int) -> bool:
-        if self._packed and not (int(self._masks[row, token // _WORD]) >> (token % _WORD)) & 1:
+        if self._packed and not (self._words[row, token // _WORD] >> (token % _WORD)) & 1:
             return False
         try:
             grammar.accept_token(token)
@@ -88,11 +91,14 @@ class GrammarWalk:
         bool [n, S or V]
         """
         rows = [self._place[request] * self._width + self._accepted[request] for request in requests]
-        words = self._masks[rows]
+        words = self._words[rows]
         if candidates is not None:
-            return (words.gather(1, candidates // _WORD) >> (candidates % _WORD)) & 1 == 0
-        bits = (words.unsqueeze(2) >> torch.arange(_WORD, dtype=torch.int32)) & 1
-        return bits.flatten(1)[:, : self._vocab_size] == 0
+            at = candidates.numpy()
+            found = (np.take_along_axis(words, at // _WORD, 1) >> (at % _WORD)) & 1
+        else:
+            bits = (words[:, :, np.newaxis] >> np.arange(_WORD, dtype=np.int32)) & 1
+            found = bits.reshape(len(rows), -1)[:, : self._vocab_size]
+        return torch.from_numpy(found == 0)
 
     def apply(self, logits: Tensor, window: VerifyWindow, drafts: Sequence[Sequence[int]] | None) -> None:
         """Mask the verified rows [T, V] in place.

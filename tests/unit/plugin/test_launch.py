@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from dspark_sglang import launch
+from dspark_sglang.command_line import flag_value, pace_flags
 from dspark_sglang.commands import serve as command
-from dspark_sglang.launch import flag_value, plan_launch
+from dspark_sglang.launch import plan_launch
 from sgl_dspark.errors import ConfigError, LaunchError
 
 PAIR = ["--model-path", "t", "--speculative-draft-model-path", "d"]
@@ -48,6 +49,11 @@ def test_without_cuda_the_device_is_the_cpu() -> None:
     assert plan_launch(PAIR, plain=False, cuda=False).arguments[-2:] == ["--device", "cpu"]
     named = plan_launch([*PAIR, "--device=cuda"], plain=False, cuda=False).arguments
     assert flag_value(named, "--device") == "cuda"
+
+
+def test_running_streams_get_a_step_between_the_chunks_of_a_prompt_unless_told_otherwise() -> None:
+    assert pace_flags(PAIR) == ["--prefill-decode-interval", "1"]
+    assert pace_flags([*PAIR, "--prefill-decode-interval=0"]) == []
 
 
 def test_plain_serves_the_target_alone() -> None:
