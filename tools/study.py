@@ -57,6 +57,8 @@ class Experiment:
         Further evaluations of the same drafts: suffix to options.
     seeds : tuple of int
         One run of every arm each.
+    least : int
+        Leave out of the draft's vocabulary what its data has fewer times; 0 leaves nothing out.
     """
 
     title: str
@@ -68,6 +70,7 @@ class Experiment:
     report: study_report.Report
     passes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     seeds: tuple[int, ...] = (1, 2)
+    least: int = 0
 
 
 # Seven slots and steps enough to tell the arms apart in half an hour of one core each.
@@ -95,7 +98,7 @@ def _with(arm: Arm, name: str, **overrides: object) -> Arm:
 EXPERIMENTS = {
     "shipped": Experiment(
         "The demo draft", "the accept lengths of Table 1, for the draft in checkpoints/", "smollm2", 10_000,
-        (Arm("shipped", {}),), ("--temperatures", "1", "0"), study_report.shipped, seeds=(1,),
+        (Arm("shipped", {}),), ("--temperatures", "1", "0"), study_report.shipped, seeds=(1,), least=3,
     ),
     "table1": Experiment(
         "Accept length of DSpark, DFlash and an Eagle3-style draft", "Table 1 and figure 2", "smollm2", STEPS,
@@ -170,6 +173,15 @@ def train(experiment: Experiment, arm: Arm, seed: int, target: Path, data: Path,
     return draft
 
 
+def limit(draft: Path, least: int, caches: Sequence[Path]) -> Path:
+    """Leave rare tokens out of a draft's vocabulary; return the limited draft."""
+    out = draft.parent / "limited"
+    if not (out / "config.json").is_file():
+        options = ("--draft-vocabulary", *caches, "--least", str(least))
+        command(draft.parent / "convert.log", "convert", draft, out, *options)
+    return out
+
+
 def evaluate(
     draft: Path, target: Path, files: Sequence[Path], options: Sequence[str], suffix: str, args: Namespace
 ) -> Path:
@@ -193,6 +205,8 @@ def conduct(name: str, args: Namespace) -> None:
     found, seeds = [], tuple(args.seeds or experiment.seeds)
     for seed, arm in itertools.product(seeds, experiment.arms):
         draft = train(experiment, arm, seed, target, data, work, args)
+        if experiment.least:
+            draft = limit(draft, experiment.least, args.cache or [data / "cache"])
         for suffix, options in {name: (), **experiment.passes}.items():
             folder = evaluate(draft, target, list(sets.values()), (*experiment.evaluation, *options), suffix, args)
             found.append(study_report.Result.read(arm.name, seed, suffix, folder, draft.parent))
