@@ -132,7 +132,9 @@ class Builder:
         assert self.environment is not None
         source = next((self.environment / "lib").glob("python3.11/site-packages"), None)
         if source is None:
-            raise SystemExit(f"image steps: error: {self.environment} is no environment of Python 3.11, as Debian's is.")
+            raise SystemExit(
+                f"image steps: error: {self.environment} is no environment of Python 3.11, as Debian's is."
+            )
         upper, scratch, target = self.work / f"{name}.upper", self.work / f"{name}.scratch", self.work / name / SITE
         lower = [str(self.work / f"{base}.upper") for base in self.overlaid if (self.work / f"{base}.upper").is_dir()]
         upper.mkdir()

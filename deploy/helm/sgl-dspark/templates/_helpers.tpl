@@ -56,6 +56,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "dspark.checkValues" -}}
+{{- $_ := include "dspark.gpusPerPod" . }}
 {{- if and (not .Values.model.demo) (not .Values.model.path) }}
 {{- fail "model.path is empty; name the target, or set model.demo to serve the demo pair of the cpu image" }}
 {{- end }}
