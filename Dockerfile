@@ -7,11 +7,10 @@ ARG DEBIAN=debian:12.11-slim
 ARG SGLANG_IMAGE=lmsysorg/sglang:v0.5.23
 
 FROM ${DEBIAN} AS build
-# Compilers for what has no wheel stay in this stage. Debian drops old versions from its archive, so that pinning them
-# breaks builds; the base image says which release it is.
+# Debian drops old versions from its archive, so that pinning them breaks builds; the base image says which release it is.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates gcc libc6-dev python3 python3-dev python3-venv \
+    && apt-get install --yes --no-install-recommends ca-certificates python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
 ENV PATH=/opt/venv/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
@@ -20,6 +19,7 @@ COPY constraints.txt pyproject.toml deploy/docker/requirements.py ./
 RUN python3 requirements.py pyproject.toml > requirements.txt
 # An index of CPU builds of torch makes the image about 5 GB smaller; without it the pinned torch brings CUDA along.
 ARG TORCH_INDEX=
+# Every pinned package has a wheel; nothing is compiled.
 RUN pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} --constraint constraints.txt --requirement requirements.txt
 COPY . .
 RUN pip wheel --no-deps --wheel-dir /wheels .

@@ -47,17 +47,18 @@ def main() -> int:
         # What is mounted here is unmounted when this process and its children have ended.
         os.environ[INSIDE] = "1"
         os.execvp("unshare", ["unshare", "--mount", "--pid", "--fork", sys.executable, *sys.argv])
-    with tempfile.TemporaryDirectory(prefix="image-steps-", dir=args.work) as work:
-        builder = Builder(Path(work), args.environment, args.root)
-        try:
-            builder.build(TARGET)
-            if args.start:
-                builder.start(TARGET)
-        except subprocess.CalledProcessError as error:
-            say(f"error: status {error.returncode} of: {shlex.join(map(str, error.cmd))}")
-            return 1
-        finally:
-            builder.unmount()
+    work = Path(tempfile.mkdtemp(prefix="image-steps-", dir=args.work))
+    builder = Builder(work, args.environment, args.root)
+    try:
+        builder.build(TARGET)
+        if args.start:
+            builder.start(TARGET)
+    except subprocess.CalledProcessError as error:
+        say(f"error: status {error.returncode} of: {shlex.join(map(str, error.cmd))}")
+        return 1
+    finally:
+        builder.unmount()
+        subprocess.run(["rm", "--recursive", "--force", "--one-file-system", str(work)], check=True)
     say("all steps ran")
     return 0
 
@@ -80,7 +81,8 @@ class Builder:
         self.folder: dict[str, str] = {}
         self.user: dict[str, str] = {}
         self.commands: dict[str, dict[str, list[str]]] = {}
-        self.overlaid: set[str] = set()
+        # In the order in which they were made, each from the ones before.
+        self.overlaid: list[str] = []
         self.mounted: list[Path] = []
 
     def build(self, name: str) -> None:
@@ -136,12 +138,13 @@ class Builder:
                 f"image steps: error: {self.environment} is no environment of Python 3.11, as Debian's is."
             )
         upper, scratch, target = self.work / f"{name}.upper", self.work / f"{name}.scratch", self.work / name / SITE
-        lower = [str(self.work / f"{base}.upper") for base in self.overlaid if (self.work / f"{base}.upper").is_dir()]
+        # The first is on top.
+        lower = [str(self.work / f"{earlier}.upper") for earlier in reversed(self.overlaid)]
         upper.mkdir()
         scratch.mkdir()
         layers = f"lowerdir={':'.join([*lower, str(source)])},upperdir={upper},workdir={scratch}"
         self._mount("--types=overlay", Path("overlay"), target, "--options", layers)
-        self.overlaid.add(name)
+        self.overlaid.append(name)
 
     def _step(self, name: str, keyword: str, rest: str) -> None:
         values = self.variables[name]
