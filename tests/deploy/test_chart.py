@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.deploy import CHART, DEPLOY, VALUES, chart, check_manifests, documents, load, one, rendered, require
+from tests.support.deploy import CHART, DEPLOY, VALUES, chart, check_manifests, documents, load, one, require
 from tests.support.prometheus import GRAFANA, names_in
 from tests.support.server import ROOT
 
@@ -172,8 +173,6 @@ def test_autoscaling_asks_for_metrics_that_exist(tmp_path: Path) -> None:
     rules = [{"record": f"x:{name.replace('-', '_')}", "expr": query} for name, query in queries.items()]
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "x", "rules": rules}]}))
-    import subprocess
-
     assert subprocess.run([require("promtool"), "check", "rules", str(file)], capture_output=True).returncode == 0
 
 
@@ -201,7 +200,7 @@ def test_parallel_sizes_are_gpus() -> None:
     assert "readinessProbe" not in leader["workerTemplate"]["spec"]["containers"][0]
 
 
-def test_manifests_for_clusters_without_helm_are_fresh(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_manifests_for_clusters_without_helm_are_fresh() -> None:
     require("deploy-python")
     module = load(DEPLOY / "render.py")
     for name in module.MANIFESTS:
@@ -209,4 +208,32 @@ def test_manifests_for_clusters_without_helm_are_fresh(capsys: pytest.CaptureFix
         assert (DEPLOY / "k8s" / f"{name}.yaml").read_text() == text, "run: make manifests"
         assert "helm" not in text.replace("deploy/helm", "").lower()
         assert check_manifests([d for d in yaml.safe_load_all(text) if d]) == []
-    assert "a-key" in rendered(EVERYTHING)
+
+
+def test_a_stale_manifest_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require("deploy-python")
+    module = load(DEPLOY / "render.py")
+    monkeypatch.setattr(module, "FOLDER", tmp_path)
+    monkeypatch.setattr(module, "MANIFESTS", {"cpu": "values-cpu.yaml"})
+    monkeypatch.setattr("sys.argv", ["render.py", "--check"])
+    assert module.main() == 1
+    assert "cpu.yaml is stale" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["render.py"])
+    assert module.main() == 0
+    assert (tmp_path / "cpu.yaml").read_text() == (DEPLOY / "k8s" / "cpu.yaml").read_text()
+
+
+def test_keys_are_read_from_a_secret(tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    for keys, own in (("apiKey: a", True), ("existingSecret: theirs\n  apiKey: a", False)):
+        file.write_text(f"model: {{demo: true}}\nkeys:\n  {keys}\n")
+        result = chart("template", file)
+        found = [d for d in yaml.safe_load_all(result.stdout) if d]
+        assert any(d["kind"] == "Secret" for d in found) == own
+        pod = one(found, "StatefulSet")["spec"]["template"]["spec"]
+        (volume,) = (v for v in pod["volumes"] if v["name"] == "keys")
+        assert volume["secret"]["secretName"] == ("dspark-keys" if own else "theirs")
+        assert {"name": "SGL_DSPARK_KEYS", "value": "/run/secrets/sgl-dspark"} in pod["containers"][0]["env"]
+    assert "another 'key'" in one(documents(EVERYTHING), "Secret")["stringData"]["admin-api-key"]

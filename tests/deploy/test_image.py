@@ -92,7 +92,7 @@ def test_requirements_are_those_of_serving() -> None:
     assert printed[:-1] == PROJECT["dependencies"] + PROJECT["optional-dependencies"]["serve"]
 
 
-def test_the_build_gets_what_it_copies_and_little_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_build_gets_what_it_copies_and_little_else() -> None:
     files = load(DEPLOY / "check_image_steps.py").context_files()
     for stage in dockerfile.read(DOCKERFILE).values():
         for keyword, rest in stage.steps:
