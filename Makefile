@@ -17,11 +17,11 @@ LOADTEST = --keep 0.06 --prompt-scale 0.15 --output-scale 0.15 --speed 3 --slo-t
 test loadtest soak golden demo-train gpu: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve observe loadtest soak grafana test golden demo-train gpu fmt lint type imports check clean
+.PHONY: help setup serve observe loadtest soak grafana manifests install-systemd test golden demo-train gpu fmt lint type imports check clean
 
 help: ## list these targets
 	@echo "usage: make <target> [PORT=30000] [ARGS=...] [DSPARK_VENV=.venv] [PYTHON=python3.11]"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 setup: ## make the environment and install everything, unless it is up to date
 	@test -n "$(PYTHON)" || { echo "setup: error: no Python 3.11 or 3.12 found; install one or set PYTHON=/path/to/python3.11." >&2; exit 1; }
@@ -45,6 +45,12 @@ soak: setup ## serve mixed traffic with faults on for an hour (ARGS="--minutes N
 grafana: setup ## make the dashboards and the tables of docs/observability.md from the metric definitions
 	$(BIN)/python -m grafana.build
 	$(BIN)/python tools/metric_tables.py
+
+manifests: ## make deploy/k8s from the Helm chart
+	@PATH="$$(tools/get_deploy_tools.sh):$$PATH" $(PYTHON) deploy/render.py
+
+install-systemd: ## say what installing the service on this host would do; APPLY=1 does it (deploy/README.md)
+	@deploy/systemd/install.sh
 
 test: setup ## run the tests
 	$(BIN)/python -m pytest $(ARGS)

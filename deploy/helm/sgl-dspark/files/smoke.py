@@ -1,0 +1,1 @@
+../../../docker/smoke.py
