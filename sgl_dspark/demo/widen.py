@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from sgl_dspark.errors import CheckpointError
-from sgl_dspark.model.checkpoint import CONFIG_FILE, WEIGHTS_FILE
+from sgl_dspark.model.checkpoint import CONFIG_FILE, WEIGHTS_FILE, save_weights
 
 WIDENED_FIELDS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 NOISY_TENSOR = "fc.weight"
@@ -185,5 +185,5 @@ def _read(folder: Path, *needed: str) -> tuple[dict[str, Any], dict[str, Tensor]
 def _write(out: Path, config: dict[str, Any], tensors: dict[str, Tensor], factor: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     wide = config | {name: config[name] * factor for name in WIDENED_FIELDS}
-    save_file(tensors, out / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_weights(tensors, out / WEIGHTS_FILE)
     (out / CONFIG_FILE).write_text(json.dumps(dict(sorted(wide.items())), indent=2) + "\n", encoding="utf-8")

@@ -95,6 +95,12 @@ def test_the_wide_fixture_answers_and_accepts_as_the_narrow_one(wide: Path) -> N
         assert [r.num_correct_drafts for r in found.rounds] == [r.num_correct_drafts for r in expected.rounds]
 
 
+def test_the_weights_may_be_read_by_whoever_may_read_the_configuration(wide: Path) -> None:
+    """By itself safetensors writes for the owner alone, and a server often runs as somebody else."""
+    modes = {file.name: file.stat().st_mode & 0o777 for file in wide.rglob("*.*")}
+    assert modes["model.safetensors"] == modes["config.json"]
+
+
 def test_files_beside_the_weights_come_along(wide: Path) -> None:
     names = {file.name for file in TARGET.iterdir()}
     assert {file.name for file in (wide / "target").iterdir()} == names
