@@ -83,24 +83,30 @@ def verify(
         default: Greediness = "all" if target_probs is None else "none"
         greedy = greediness(greedy_rows) if greedy_rows is not None else default
     reference.check_given(block, greedy, target_argmax, target_probs, greedy_rows)
-    if greedy == "all":
-        target_probs = None
-    elif uniforms is None and counter is None:
+    if greedy != "all" and uniforms is None and counter is None:
         uniforms = fresh_uniforms(rows, width, device=verify_lens.device, generator=generator)
-    law = None
-    if block.probs is not None and block.token_probs is not None and target_probs is not None:
-        law = block.candidates, block.probs, block.token_probs
+    argmax = None if greedy == "none" else target_argmax
+    probs = None if greedy == "all" else target_probs
+    return _launch(block, verify_lens, probs, argmax, greedy_rows if greedy == "some" else None, uniforms, counter)
+
+
+def _launch(
+    block: DraftBlock,
+    verify_lens: Tensor,
+    target_probs: Tensor | None,
+    target_argmax: Tensor | None,
+    greedy_rows: Tensor | None,
+    uniforms: Tensor | None,
+    counter: Tensor | None,
+) -> Verdict:
+    """Run the kernels; see ``triton_ops.rejection.launch`` for what may be None."""
     from dspark_sglang.kernels.triton_ops.rejection import launch
 
+    law = None
+    if target_probs is not None and block.probs is not None and block.token_probs is not None:
+        law = block.candidates, block.probs, block.token_probs
     accept_lens, out_tokens, fallbacks = launch(
-        block.tokens,
-        law,
-        verify_lens,
-        target_probs,
-        None if greedy == "none" else target_argmax,
-        greedy_rows if greedy == "some" else None,
-        uniforms,
-        counter,
+        block.tokens, law, verify_lens, target_probs, target_argmax, greedy_rows, uniforms, counter
     )
     return Verdict(accept_lens, out_tokens, fallbacks.sum())
 

@@ -48,5 +48,5 @@ def first_largest(values, inside, SIZE: tl.constexpr):
     nan = (values != values) & inside
     best = tl.max(tl.where(nan | (inside == 0), float("-inf"), values))
     any_nan = tl.max(nan.to(tl.int32)) > 0
-    chosen = tl.where(any_nan, nan, (values == best) & inside)
+    chosen = tl.where(any_nan, nan, values == best)
     return tl.min(tl.where(chosen, index, SIZE - 1))
