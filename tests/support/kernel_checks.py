@@ -13,7 +13,7 @@ from dspark_sglang import allocate
 from dspark_sglang.kernels import admission, context_kv, draft_block, rejection
 from dspark_sglang.kernels.counter import DRAFT, step_uniforms
 from sgl_dspark.sampling import rejection as rejection_reference
-from sgl_dspark.sampling.block import DraftBlock, candidates_of
+from sgl_dspark.sampling.block import DraftBlock
 from sgl_dspark.sampling.block import sample_block as sample_block_reference
 from tests.support.drafts import tiny_drafter
 from tests.support.tiny_draft import TinyDrafter
@@ -61,11 +61,11 @@ def check_draft_block(
     )
     assert got.candidates is not None
     assert got.probs is not None
-    base, candidates = candidates_of(drafter, h, size, by_token=by_token)
-    assert candidates is not None
-    assert got.candidates.equal(candidates)
+    candidates, base = got.candidates, drafter.base_logits(h)
+    logits = base.gather(2, candidates).double()
+    assert logits.sort(2).values.equal(base.topk(size, 2).values.double().sort(2).values)
+    assert not by_token or (candidates.diff(dim=2) > 0).all()
     previous = torch.cat([anchors.unsqueeze(1), got.tokens[:, :-1]], 1)
-    logits = base.double()
     if drafter.markov_head is not None:
         w1, w2 = drafter.markov_head.markov_w1.weight.double(), drafter.markov_head.markov_w2.weight.double()
         logits = logits + (w2[candidates] * w1[previous].unsqueeze(2)).sum(-1)
@@ -98,9 +98,9 @@ def check_draws_of_the_reference(device: Device, *, seed: int, kind: str = "vani
     temperatures = torch.tensor([0.0, 1.0, 0.6, 1.7, 0.0]).to(device)
     counter = torch.tensor([seed - 3, 5 * seed], device=device)
     uniforms = step_uniforms(counter, DRAFT, requests, gamma)
-    want = sample_block_reference(drafter, h, anchors, temperatures, shortlist=11, uniforms=uniforms)
+    want = sample_block_reference(drafter, h, anchors, temperatures, shortlist=11, uniforms=uniforms, by_token=True)
     for given in ({"uniforms": uniforms}, {"counter": counter}):
-        got = draft_block.sample_block(drafter, h, anchors, temperatures, shortlist=11, **given)
+        got = draft_block.sample_block(drafter, h, anchors, temperatures, shortlist=11, by_token=True, **given)
         assert got.tokens.equal(want.tokens)
         torch.testing.assert_close(got.probs, want.probs, rtol=0, atol=1e-6)
 
