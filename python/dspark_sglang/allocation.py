@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dspark_sglang import allocate
+from dspark_sglang.kernels import admission
 from sgl_dspark.calibration.online import FullLengthProbes
 from sgl_dspark.planner.allocate import admit, threshold_lens
 from sgl_dspark.planner.prefix import early_stop
@@ -57,7 +57,7 @@ class Allocator:
             if block.tokens.device.type == "cpu":
                 return admit(survival, budget)
             # Sync: as below; an accelerator that plans raggedly ranks where the confidences are.
-            return allocate.admit(torch.from_numpy(survival).to(block.tokens.device), budget).cpu().numpy()
+            return admission.admit(torch.from_numpy(survival).to(block.tokens.device), budget).cpu().numpy()
         if config.policy == "threshold":
             previous = np.concatenate([np.ones_like(survival[:, :1]), survival[:, :-1]], axis=1)
             confidence = np.divide(survival, previous, out=np.full_like(survival, -1.0), where=previous > 0)
@@ -78,7 +78,7 @@ class Allocator:
         else:
             on_device = torch.from_numpy(inverse).to(logits.device), torch.from_numpy(biases).to(logits.device)
             # Sync: the plan of ragged attention is made on the host, from each request's length.
-            found = allocate.survival_of(logits, *on_device).cpu().numpy()
+            found = admission.survival_of(logits, *on_device).cpu().numpy()
         if room.min(initial=self.gamma) < self.gamma:
             found = np.where(self._slots < room[:, None], found, np.float32(0.0))
         return found

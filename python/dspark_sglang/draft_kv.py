@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dspark_sglang.attention.cpu import run_plan
+from dspark_sglang.kernels.context_kv import write_context
 
 if TYPE_CHECKING:
     from dspark_sglang.attention.layout import RaggedPlan
@@ -56,9 +57,7 @@ class DraftKvPool:
         slots : int64 [N]
             Slots that the target wrote for them.
         """
-        keys, values = drafter.context_kv(drafter.project_context(features), positions)
-        self.buffer[:, 0].index_copy_(1, slots, keys)
-        self.buffer[:, 1].index_copy_(1, slots, values)
+        write_context(drafter, self.buffer, features, positions, slots)
 
     def attend(self, plan: RaggedPlan, slots: torch.Tensor) -> BlockAttention:
         """Return the attention that a block forward calls once a layer.

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from dspark_sglang.attention.layout import build_plan
+from dspark_sglang.kernels.draft_block import sample_block
 from dspark_sglang.sampling_bridge import RowSampling, accept, spread, without_drafts
 from dspark_sglang.verify import BlockLayout, VerifyInput
-from sgl_dspark.sampling.block import sample_block
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner

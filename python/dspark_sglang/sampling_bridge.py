@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from dspark_sglang.kernels.rejection import verify
 from sgl_dspark.calibration.online import ADJUSTED
 from sgl_dspark.calibration.records import GREEDY, SAMPLED
 from sgl_dspark.sampling.block import DraftBlock
 from sgl_dspark.sampling.draw import draw, uniforms
-from sgl_dspark.sampling.rejection import Verdict, verify
+from sgl_dspark.sampling.rejection import Verdict
 from sgl_dspark.sampling.warp import Filters, target_probs
 
 if TYPE_CHECKING:

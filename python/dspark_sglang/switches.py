@@ -12,6 +12,8 @@ from sgl_dspark.errors import ConfigError
 # A second copy of the weights in oneDNN's layout (`packed_weights`), and attention in vector code (`attention.kernel`).
 PACKED_WEIGHTS = "SGL_DSPARK_PACK_WEIGHTS"
 ATTENTION_KERNEL = "SGL_DSPARK_ATTENTION_KERNEL"
+# Triton kernels for the small operations of a round on a CUDA device (`kernels`); torch's own operations without.
+TRITON_KERNELS = "SGL_DSPARK_TRITON"
 # What a test has called with the worker, as "module:function"; for fault injection, never for serving.
 TEST_HOOK = "SGL_DSPARK_TEST_HOOK"
 

@@ -49,12 +49,16 @@ class RotaryTable:
         positions : int64 [n]
             In [0, num_positions); other values fail in the index operation.
         """
-        key = (positions.device, dtype)
+        rows = self.table(positions.device, dtype).index_select(0, positions)
+        return rows[:, :1], rows[:, 1:]
+
+    def table(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return the whole table, [num_positions, 2, head_dim]: cosines, then signed sines."""
+        key = (device, dtype)
         table = self._tables.get(key)
         if table is None:
             table = self._tables[key] = self._build(*key)
-        rows = table.index_select(0, positions)
-        return rows[:, :1], rows[:, 1:]
+        return table
 
     def _build(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         half = torch.arange(0, self.head_dim, 2, dtype=torch.int64).float() / self.head_dim

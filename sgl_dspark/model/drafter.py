@@ -102,15 +102,34 @@ class Drafter(nn.Module):
         """
         config = self.config
         cos, signed_sin = self.rotary.lookup(positions, context.dtype)
-        if self._context_kv is None or self.context_k_scale is None:
+        mixed = self.raw_context_kv(context)
+        if mixed is None or self.context_k_scale is None:
             pairs = [cast(DraftLayer, layer).self_attn.context_kv(context, cos, signed_sin) for layer in self.layers]
             return torch.stack([k for k, _ in pairs]), torch.stack([v for _, v in pairs])
         heads = config.num_hidden_layers * config.num_key_value_heads
-        mixed = self._context_kv(context).view(-1, 2 * heads, config.head_dim)
         k = F.rms_norm(mixed[:, :heads], (config.head_dim,), None, config.rms_norm_eps) * self.context_k_scale
         k = rotate(k, cos, signed_sin)
         shape = (-1, config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         return k.view(shape).transpose(0, 1), mixed[:, heads:].view(shape).transpose(0, 1)
+
+    def raw_context_kv(self, context: Tensor) -> Tensor | None:
+        """Project context rows to keys and values of every layer, the keys neither normed nor rotated.
+
+        Parameters
+        ----------
+        context : [n, d]
+            From :meth:`project_context`.
+
+        Returns
+        -------
+        [n, 2 * L * J, D] or None
+            The keys of all layers' heads, then the values; None before :meth:`fuse_for_serving`.
+        """
+        if self._context_kv is None:
+            return None
+        config = self.config
+        heads = config.num_hidden_layers * config.num_key_value_heads
+        return self._context_kv(context).view(-1, 2 * heads, config.head_dim)
 
     def block_hidden(self, anchor_tokens: Tensor, anchor_positions: Tensor, attend: Attend) -> Tensor:
         """Run the parallel backbone over one block per row (Sec. 3.1).

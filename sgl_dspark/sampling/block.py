@@ -74,7 +74,9 @@ def shortlist_of(base: Tensor, shortlist: int | None) -> tuple[Tensor, Tensor | 
     return promote(top).view(shape), candidates.view(shape)
 
 
-def candidates_of(drafter: BlockDrafter, h: Tensor, shortlist: int | None) -> tuple[Tensor, Tensor | None]:
+def candidates_of(
+    drafter: BlockDrafter, h: Tensor, shortlist: int | None, *, by_token: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """Give each slot's base logits over its candidates, and the candidates.
 
     Parameters
@@ -83,6 +85,8 @@ def candidates_of(drafter: BlockDrafter, h: Tensor, shortlist: int | None) -> tu
     h : float [..., d]
     shortlist : int or None
         See `shortlist_of`.
+    by_token : bool, optional
+        Order the candidates by token id; in any order otherwise.
 
     Returns
     -------
@@ -90,9 +94,12 @@ def candidates_of(drafter: BlockDrafter, h: Tensor, shortlist: int | None) -> tu
     """
     logits, ids = drafter.proposal_logits(h)
     base, listed = shortlist_of(logits, shortlist)
-    if ids is None:
-        return base, listed
-    return base, ids.expand(base.shape) if listed is None else ids[listed]
+    if ids is not None:
+        listed = ids.expand(base.shape) if listed is None else ids[listed]
+    if by_token and listed is not None:
+        listed, order = listed.sort(-1)
+        base = base.gather(-1, order)
+    return base, listed
 
 
 def slot_logits(
@@ -189,13 +196,10 @@ def sample_block(
     DraftBlock
     """
     greedy = greediness(temperatures == 0) if greedy is None else greedy
-    base, candidates = candidates_of(drafter, h, shortlist)
-    if by_token and candidates is not None:
-        candidates, order = candidates.sort(-1)
-        base = base.gather(-1, order)
+    base, candidates = candidates_of(drafter, h, shortlist, by_token=by_token)
     if greedy == "all":
         tokens = _greedy_tokens(drafter.markov_head, h, anchor_tokens, base, candidates, adjustment)
-        return DraftBlock(tokens, _confidence(drafter, h, anchor_tokens, tokens))
+        return DraftBlock(tokens, confidence_of(drafter, h, anchor_tokens, tokens))
     if uniforms is None:
         uniforms = fresh_uniforms(*h.shape[:2], device=h.device, generator=generator)
     greedy_rows = temperatures == 0 if greedy == "some" else None
@@ -208,7 +212,7 @@ def sample_block(
             2, choices.unsqueeze(2), greedy_rows.to(probs.dtype).view(-1, 1, 1).expand(*choices.shape, 1)
         )
     token_probs = probs.gather(2, choices.unsqueeze(2)).squeeze(2)
-    return DraftBlock(tokens, _confidence(drafter, h, anchor_tokens, tokens), candidates, probs, token_probs)
+    return DraftBlock(tokens, confidence_of(drafter, h, anchor_tokens, tokens), candidates, probs, token_probs)
 
 
 def _greedy_tokens(
@@ -269,7 +273,8 @@ def _sampled_tokens(
     return torch.stack(tokens, 1), torch.stack(choices, 1), laws.transpose(0, 1)
 
 
-def _confidence(drafter: BlockDrafter, h: Tensor, anchor_tokens: Tensor, tokens: Tensor) -> Tensor:
+def confidence_of(drafter: BlockDrafter, h: Tensor, anchor_tokens: Tensor, tokens: Tensor) -> Tensor:
+    """Give the confidence logits fp32 [R, gamma] of drawn blocks int64 [R, gamma] and their anchors int64 [R]."""
     # Invariant: slot j sees the token before it and never its own, or a scheduler reading it would bias the output.
     previous = torch.cat([anchor_tokens.unsqueeze(1), tokens[:, :-1]], 1)
     return drafter.confidence_logits(h, previous)

@@ -130,24 +130,40 @@ def verify(
     if greedy is None:
         default: Greediness = "all" if target_probs is None else "none"
         greedy = greediness(greedy_rows) if greedy_rows is not None else default
+    check_given(block, greedy, target_argmax, target_probs, greedy_rows)
     first_rows = verify_lens.cumsum(0) - verify_lens
     slots = torch.arange(block.tokens.shape[1] + 1, device=verify_lens.device)
     # A row per slot and request; slots past verify_lens repeat the last owned row, and are masked below.
     rows = first_rows.unsqueeze(1) + torch.minimum(slots, verify_lens.unsqueeze(1) - 1)
-    best = None
-    if greedy != "none":
-        if target_argmax is None:
-            raise ValueError("Greedy requests are verified against argmax tokens; pass target_argmax.")
-        best = target_argmax[rows]
-        if greedy == "all":
-            return _verdict_greedy(block, verify_lens, best, slots)
-    if target_probs is None or block.probs is None:
-        raise ValueError("Sampled requests are verified against laws; pass target_probs and a block that has probs.")
-    if best is not None and greedy_rows is None:
-        raise ValueError("A batch of both kinds needs to know which requests are greedy; pass greedy_rows.")
+    best = None if greedy == "none" or target_argmax is None else target_argmax[rows]
+    if target_probs is None or greedy == "all":
+        assert best is not None
+        return _verdict_greedy(block, verify_lens, best, slots)
     if uniforms is None:
         uniforms = fresh_uniforms(*rows.shape, device=verify_lens.device, generator=generator)
     return _verdict_sampled(block, verify_lens, target_probs, rows, slots, uniforms, best, greedy_rows)
+
+
+def check_given(
+    block: DraftBlock,
+    greedy: Greediness,
+    target_argmax: Tensor | None,
+    target_probs: Tensor | None,
+    greedy_rows: Tensor | None,
+) -> None:
+    """Refuse a verification that lacks what its requests need; parameters as in `verify`.
+
+    Raises
+    ------
+    ValueError
+        If what the requests of one kind need is missing.
+    """
+    if greedy != "none" and target_argmax is None:
+        raise ValueError("Greedy requests are verified against argmax tokens; pass target_argmax.")
+    if greedy != "all" and (target_probs is None or block.probs is None):
+        raise ValueError("Sampled requests are verified against laws; pass target_probs and a block that has probs.")
+    if greedy == "some" and greedy_rows is None:
+        raise ValueError("A batch of both kinds needs to know which requests are greedy; pass greedy_rows.")
 
 
 def _verdict_greedy(block: DraftBlock, verify_lens: Tensor, best: Tensor, slots: Tensor) -> Verdict:
