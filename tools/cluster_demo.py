@@ -205,7 +205,7 @@ def main() -> int:
     """Run it, print the report and write it down."""
     parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("runs/cluster"), help="folder for logs and report")
-    parser.add_argument("--requests", type=int, default=48, help="questions of each phase")
+    parser.add_argument("--requests", type=int, default=32, help="questions of each phase")
     parser.add_argument("--tokens", type=int, default=300, help="of each answer")
     parser.add_argument("--clients", type=int, default=12, help="asking at a time")
     args = parser.parse_args()
