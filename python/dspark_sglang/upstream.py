@@ -41,7 +41,7 @@ def examine(supported: str) -> Iterator[Finding]:
         yield Finding(State.OK, PACKAGE, version)
     else:
         yield Finding(
-            State.NOTE, PACKAGE, f"{version}; this package was written for {supported}", "docs/runbooks/upgrade.md"
+            State.NOTE, PACKAGE, f"{version}; this package was written for {supported}", "see docs/rollout.md, Upgrading SGLang"
         )
     for kind, contracts in (("hook", WRAPPED), ("contract", USED)):
         for contract in contracts:
