@@ -210,6 +210,8 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=12, help="asking at a time")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    # Servers have sessions of their own: whoever ends this ends them through it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     say = lambda line: print(f"cluster-demo: {line}", file=sys.stderr, flush=True)  # noqa: E731
     demo = Demo(args.out.resolve(), pair.questions(args.requests), args.tokens, args.clients, say)
     report = demo.run()

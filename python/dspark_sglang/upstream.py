@@ -40,9 +40,8 @@ def examine(supported: str) -> Iterator[Finding]:
     if version == supported:
         yield Finding(State.OK, PACKAGE, version)
     else:
-        yield Finding(
-            State.NOTE, PACKAGE, f"{version}; this package was written for {supported}", "see docs/rollout.md, Upgrading SGLang"
-        )
+        detail = f"{version}; this package was written for {supported}"
+        yield Finding(State.NOTE, PACKAGE, detail, "see docs/rollout.md, Upgrading SGLang")
     for kind, contracts in (("hook", WRAPPED), ("contract", USED)):
         for contract in contracts:
             yield _finding(kind, contract.name, contract.use, broken(contract))
