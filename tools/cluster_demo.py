@@ -75,24 +75,31 @@ class Demo:
 
     def run(self) -> dict[str, Any]:
         """Go through all phases, end everything, and return the report."""
-        first, second = self.replicas
         self.say(f"starting {REPLICAS} replicas and the gateway; logs are in {self.folder}")
         start_together(self.replicas)
         try:
             self.gateway.start()
-            self.expect(first)
-            self.phase("steady", self.replicas)
-            self.kill(first, second)
-            self.restart(first)
-            self.phase("restored", self.replicas)
-            self.hold("the restarted replica answers again", bool(self.seen("restored")["answers"].get(first.url)))
-            self.drain(second, first)
-            self.hold("the other replica ends in order", first.stop() == 0)
+            self.expect(self.replicas[0])
+            self.phase("steady")
+            victim = self.kill()
+            self.restart(victim)
+            self.phase("restored")
+            self.hold("the restarted replica answers again", bool(self.seen("restored")["answers"].get(victim.url)))
+            for stayer in self.drain():
+                self.hold("the other replica ends in order", stayer.stop() == 0)
         finally:
             self.gateway.stop()
             for replica in self.replicas:
                 replica.kill()
         return self.report
+
+    def at(self, url: str) -> ServerProcess:
+        """Give the replica at a base URL."""
+        return next(replica for replica in self.replicas if replica.url == url)
+
+    def others(self, url: str | None) -> list[str]:
+        """Give the base URLs of all replicas but one."""
+        return [replica.url for replica in self.replicas if replica.url != url]
 
     def expect(self, replica: ServerProcess) -> None:
         """Ask every question of one replica, not through the gateway."""
@@ -100,14 +107,14 @@ class Demo:
         self.hold("all questions are answered when asked directly", not lost(records))
         self.expected = [record.text for record in records]
 
-    def phase(self, name: str, alive: list[ServerProcess], stroke: Stroke | None = None) -> None:
-        """Send the load, compare texts and counters; ``alive`` are the replicas that are to outlive it."""
-        urls = [replica.url for replica in alive]
-        before = read_counts(self.gateway, urls)
+    def phase(self, name: str, stroke: Stroke | None = None) -> None:
+        """Send the load, compare texts and counters."""
+        before = read_counts(self.gateway, self.others(None))
         began = time.monotonic()
         records = ask_all(self.gateway.url, self.questions, self.tokens, self.clients, stroke)
         took = time.monotonic() - began
-        after = read_when_counted(lambda: read_counts(self.gateway, urls), before, records)
+        left = self.others(stroke.replica if stroke else None)
+        after = read_when_counted(lambda: read_counts(self.gateway, left), before, records)
         wrong, differ = wrong_answers(records, self.expected), disagreements(before, after, records)
         self.report["phases"][name] = {
             "seconds": round(took, 1),
@@ -117,27 +124,30 @@ class Demo:
             "gateway_retries": after.retries - before.retries,
             "tokens": tokens_of(before, after),
         }
+        self.say(f"{name}: {len(records) - len(lost(records))} of {len(records)} complete in {took:.0f} s")
         self.hold(f"{name}: every complete answer is the expected one, letter for letter", not wrong, wrong)
         self.hold(f"{name}: clients, gateway and replicas count the same", not differ, differ)
         if stroke is None:
             self.hold(f"{name}: nothing is lost", not lost(records), described(records, self.expected))
             return
         beginnings = not_beginnings(records, self.expected)
-        self.hold(f"{name}: the replica was hit while it streamed", stroke.at_s is not None)
+        self.hold(f"{name}: a replica was hit while it streamed", stroke.replica is not None)
         self.hold(f"{name}: what lost streams had received is right, no token twice", not beginnings, beginnings)
-        elsewhere = [r.index for r in lost(records) if r.replica != stroke.replica or r.first is None]
+        # The replica is named in the head of an answer: without one it had not begun, and nothing may be lost.
+        elsewhere = [r.index for r in lost(records) if r.replica != stroke.replica]
         self.hold(f"{name}: only streams that had begun on that replica are lost", not elsewhere, elsewhere)
-        self.say(f"{name}: {len(records) - len(lost(records))} of {len(records)} complete in {took:.0f} s")
 
-    def kill(self, victim: ServerProcess, survivor: ServerProcess) -> None:
-        """Kill a replica, all its processes at once, while it streams."""
-        stroke = Stroke(victim.url, victim.kill)
-        self.phase("kill", [survivor], stroke)
+    def kill(self) -> ServerProcess:
+        """Kill a replica, all its processes at once, while it streams; return it."""
+        stroke = Stroke(lambda url: self.at(url).kill())
+        self.phase("kill", stroke)
         seen = self.seen("kill")
-        self.hold("kill: streams were under way and were told", bool(seen["lost"]))
-        self.gateway.wait_until_ready({survivor.url})
-        self._killed_at = stroke.at_s or time.monotonic()
         seen["under_way"] = stroke.struck
+        self.hold("kill: streams were under way and were told", bool(seen["lost"]))
+        assert stroke.replica is not None, "no replica ever had enough streams under way"
+        self.gateway.wait_until_ready(set(self.others(stroke.replica)))
+        self._killed_at = stroke.at_s
+        return self.at(stroke.replica)
 
     def restart(self, replica: ServerProcess) -> None:
         """Start the killed replica again, under its old address."""
@@ -145,7 +155,7 @@ class Demo:
         began = time.monotonic()
         replica.start()
         ready = time.monotonic()
-        self.gateway.wait_until_ready({one.url for one in self.replicas})
+        self.gateway.wait_until_ready(set(self.others(None)))
         self.report["restart"] = {
             "start_s": round(ready - began, 1),
             "until_routed_s": round(time.monotonic() - ready, 1),
@@ -153,11 +163,14 @@ class Demo:
         }
         self.say(f"restarted: ready after {ready - began:.0f} s")
 
-    def drain(self, leaver: ServerProcess, stayer: ServerProcess) -> None:
-        """Ask a replica to end while it streams, as a rolling restart does."""
-        self.phase("drain", [stayer], Stroke(leaver.url, lambda: leaver.signal(signal.SIGTERM)))
+    def drain(self) -> list[ServerProcess]:
+        """Ask a replica to end while it streams, as a rolling restart does; return those that stay."""
+        stroke = Stroke(lambda url: self.at(url).signal(signal.SIGTERM))
+        self.phase("drain", stroke)
         self.hold("drain: nothing is lost", not self.seen("drain")["lost"], self.seen("drain")["lost"])
-        self.hold("drain: the replica ends with status 0", leaver.wait_ended() == 0)
+        assert stroke.replica is not None, "no replica ever had enough streams under way"
+        self.hold("drain: the replica ends with status 0", self.at(stroke.replica).wait_ended() == 0)
+        return [self.at(url) for url in self.others(stroke.replica)]
 
     def seen(self, name: str) -> dict[str, Any]:
         """Give the report of a phase."""

@@ -25,12 +25,12 @@ def test_a_killed_replica_loses_its_streams_and_nothing_else(tmp_path: Path) -> 
     report = demo.run()
     assert report["broken"] == [], said
     kill = report["phases"]["kill"]
-    victim = demo.replicas[0].url
-    assert {one["request"] for one in kill["lost"]} <= {record for record in range(REQUESTS)}
+    assert len({one["replica"] for one in kill["lost"]}) == 1
+    # Further answers may have begun that the client had not read from yet.
+    assert {one["request"] for one in kill["lost"]} & set(kill["under_way"])
     for one in kill["lost"]:
-        assert one["replica"] == victim
         assert one["ended_with"].startswith(("stream_", "malformed"))
-        assert 0 < one["tokens_received"] < TOKENS
+        assert one["tokens_received"] < TOKENS
     assert len(kill["lost"]) + sum(kill["answers"].values()) == REQUESTS
     assert not any(seen["lost"] for name, seen in report["phases"].items() if name != "kill")
     text = cluster_demo.written(report)

@@ -26,7 +26,8 @@ from tests.support.cluster import Gateway
 QUICK = {"ttft_s": 0.0, "tpot_s": 0.0}
 BREAKS = Script(**QUICK, fault="disconnect", fault_after_tokens=5)
 REFUSES = Script(**QUICK, fault="503")
-SOUND = Script(**QUICK)
+# Slow enough that requests overlap, and load decides between replicas.
+SOUND = Script(ttft_s=0.02, tpot_s=0.0)
 TOKENS = 12
 EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "t0 "}, "finish_reason": null}]}\n\n'
 

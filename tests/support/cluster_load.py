@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,41 +23,43 @@ TIMEOUT_S = 240.0
 
 @dataclass
 class Stroke:
-    """Hits one replica at the moment when enough of its answers have begun and have most of their way to go.
+    """Hits the first replica of which enough answers have begun and have most of their way to go.
 
     Attributes
     ----------
-    replica : str
-        Its base URL.
     act : callable
-        What hits it; called once.
+        Hits the replica at a base URL; called once.
     begun : int
-        Answers that must be under way.
+        Such answers of one replica; there must be at least twice as many clients, so that one of two has them.
     seen : tuple of float
         Share of its tokens that such an answer has received, at least and at most.
+    replica : str or None
+        Which it was.
     struck : list of int
-        The answers that were under way.
-    at_s : float or None
+        Its answers that were under way.
+    at_s : float
         When, by the monotonic clock.
     """
 
-    replica: str
-    act: Callable[[], None]
+    act: Callable[[str], None]
     begun: int = 3
     seen: tuple[float, float] = (0.05, 0.5)
+    replica: str | None = None
     struck: list[int] = field(default_factory=list)
-    at_s: float | None = None
+    at_s: float = 0.0
 
     def look(self, records: Sequence[RequestRecord]) -> None:
         """Look at all answers; strike if it is time."""
-        if self.at_s is not None:
+        if self.replica is not None:
             return
-        mine = [r for r in records if r.replica == self.replica and r.outcome == INTERRUPTED and r.first is not None]
         low, high = self.seen
-        if sum(low <= r.seen_tokens / (r.asked_output or 1) <= high for r in mine) >= self.begun:
-            self.at_s = time.monotonic()
-            self.struck = [record.index for record in mine]
-            self.act()
+        streaming = [r for r in records if r.outcome == INTERRUPTED and r.first is not None]
+        early = Counter(r.replica for r in streaming if low <= r.seen_tokens / (r.asked_output or 1) <= high)
+        for replica, count in early.items():
+            if count >= self.begun:
+                self.replica, self.at_s = replica, time.monotonic()
+                self.struck = [record.index for record in streaming if record.replica == replica]
+                return self.act(replica)
 
 
 def ask_all(

@@ -62,17 +62,17 @@ def under_way(index: int, seen: int, replica: str = A, outcome: str = INTERRUPTE
 
 def test_the_stroke_waits_for_streams_that_have_begun_and_have_far_to_go() -> None:
     hits: list[str] = []
-    stroke = Stroke(A, lambda: hits.append("hit"), begun=2)
+    stroke = Stroke(hits.append, begun=2)
     waiting = under_way(2, 0)
     waiting.first = None
     early = [under_way(0, 20), under_way(1, 30, B), waiting, under_way(3, 2), under_way(4, 90), under_way(5, 30, A, OK)]
     stroke.look(early)
-    assert hits == []
+    assert (hits, stroke.replica) == ([], None)
     stroke.look([*early, under_way(6, 50)])
     # Whatever streamed from there is noted, also what was nearly done; once is enough.
-    assert (hits, stroke.struck) == (["hit"], [0, 3, 4, 6])
-    stroke.look([*early, under_way(6, 50)])
-    assert hits == ["hit"]
+    assert (hits, stroke.replica, stroke.struck) == ([A], A, [0, 3, 4, 6])
+    stroke.look([*early, under_way(7, 50, B)])
+    assert hits == [A]
 
 
 def counts(*, requests: float, tokens: float, routed: float, answered: float, broken: float = 0) -> Counts:
