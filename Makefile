@@ -14,10 +14,10 @@ GOLDEN = $(sort $(dir $(wildcard tests/golden/*/io.safetensors)))
 LOADTEST = --keep 0.06 --prompt-scale 0.15 --output-scale 0.15 --speed 3 --slo-ttft 5 --slo-tok-s 10
 
 # One thread: on a busy machine more threads than free cores slow every small operation tenfold.
-test loadtest soak golden demo-train gpu: export OMP_NUM_THREADS ?= 1
+test loadtest soak cluster-demo golden demo-train gpu: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve observe loadtest soak grafana manifests install-systemd test golden demo-train gpu fmt lint type imports check clean
+.PHONY: help setup serve observe loadtest soak cluster-demo grafana manifests install-systemd test golden demo-train gpu fmt lint type imports check clean
 
 help: ## list these targets
 	@echo "usage: make <target> [PORT=30000] [ARGS=...] [DSPARK_VENV=.venv] [PYTHON=python3.11]"
@@ -41,6 +41,9 @@ observe: setup ## serve the demo with a Prometheus beside it and a page that dra
 
 soak: setup ## serve mixed traffic with faults on for an hour (ARGS="--minutes N") and compare every greedy answer
 	$(BIN)/python tools/soak.py $(ARGS)
+
+cluster-demo: setup ## two replicas behind SGLang's gateway: kill one under load, drain the other; report in runs/cluster
+	$(BIN)/python tools/cluster_demo.py $(ARGS)
 
 grafana: setup ## make the dashboards and the tables of docs/observability.md from the metric definitions
 	$(BIN)/python -m grafana.build

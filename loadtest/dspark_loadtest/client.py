@@ -14,6 +14,8 @@ import orjson
 from dspark_loadtest.record import INTERRUPTED, LEFT, OK, RequestRecord
 
 API_KEY = "DSPARK_API_KEY"
+# SGLang's model gateway names the replica that it chose.
+REPLICA_HEADER = "x-smg-routed-worker-id"
 _BUSY = ("http_429", "http_503", "stream_429", "stream_503")
 _LONGEST_WAIT_S = 60.0
 # Stay for the whole answer.
@@ -136,6 +138,7 @@ class ChatClient:
         record.sent = now if record.sent is None else record.sent
         try:
             async with self._session.post(f"{self.url}/v1/chat/completions", data=body) as reply:
+                record.replica = reply.headers.get(REPLICA_HEADER, "")
                 if reply.status != 200:
                     record.outcome = f"http_{reply.status}"
                     record.message = error_text(await reply.read())

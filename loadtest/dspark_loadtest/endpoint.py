@@ -61,9 +61,15 @@ class Endpoint:
         return max(0, int(whole) - int(alone))
 
     def metrics(self) -> dict[str, float] | None:
-        """Return SGLang's counters by name, labels added up; None if it exports none (``--enable-metrics``)."""
+        """Return SGLang's counters by name, labels added up; None if it exports none (``--enable-metrics``).
+
+        SGLang's model gateway has no ``/metrics`` there; it hands on those of its replicas at ``/engine_metrics``.
+        """
+        return self._counters("/metrics") or self._counters("/engine_metrics")
+
+    def _counters(self, path: str) -> dict[str, float] | None:
         try:
-            with urllib.request.urlopen(f"{self.url}/metrics", timeout=_TIMEOUT_S) as reply:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=_TIMEOUT_S) as reply:
                 text = reply.read().decode()
             families = list(text_string_to_metric_families(text))
         except (OSError, ValueError):

@@ -61,6 +61,8 @@ class RequestRecord:
     seen_tokens : int
         Last cumulative usage beside a chunk of text.
     finish_reason : str
+    replica : str
+        Who answered, where a gateway says so; of an answer that was sent again, the last.
     chunk_at, chunk_tokens : array
         Arrival and tokens of each chunk with tokens. Tokens are 0 where the server gives no running usage.
     verify_rounds, correct_drafts, proposed_drafts, verify_tokens : int or None
@@ -91,6 +93,7 @@ class RequestRecord:
     completion_tokens: int = 0
     seen_tokens: int = 0
     finish_reason: str = ""
+    replica: str = ""
     chunk_at: array[float] = field(default_factory=lambda: array("d"))
     chunk_tokens: array[int] = field(default_factory=lambda: array("l"))
     verify_rounds: int | None = None
@@ -156,7 +159,7 @@ class RequestRecord:
         names = (
             *("index", "category", "session", "turn", "due", "waited", "sent", "first", "last", "end", "outcome"),
             *("message", "retries", "asked_input", "asked_output", "prompt_tokens", "completion_tokens", "seen_tokens"),
-            *("finish_reason", "verify_rounds", "correct_drafts", "proposed_drafts", "verify_tokens"),
+            *("finish_reason", "replica", "verify_rounds", "correct_drafts", "proposed_drafts", "verify_tokens"),
             *("send_lag_s", "ttft_s", "ttft_due_s", "tpot_s", "tok_s_user", "latency_s", "latency_due_s"),
         )
         return {**{name: _short(getattr(self, name)) for name in names}, "chunks": len(self.chunk_at)}

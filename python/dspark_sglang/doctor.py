@@ -5,30 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import Enum
 from importlib import metadata
 
 from dspark_sglang import launch, selection
+from dspark_sglang.findings import Finding, State
 from sgl_dspark.errors import DsparkError
-
-
-class State(Enum):
-    """Outcome of one check; only ``MISSING`` makes the command fail."""
-
-    OK = "ok"
-    NOTE = "note"
-    MISSING = "missing"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report: what was looked at, what was found, and how to mend it."""
-
-    state: State
-    subject: str
-    detail: str
-    remedy: str = ""
 
 
 def examine() -> Iterator[Finding]:

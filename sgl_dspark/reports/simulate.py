@@ -7,6 +7,7 @@ The studies answer what a server cannot be asked in an afternoon:
   staircase   what stopping early loses where step time has stairs
   load        verify length and throughput against concurrency
   confidence  what miscalibration and fixed thresholds lose
+  fleet       what a replica bears under an SLA, and how many a fleet needs
 
 ``compare`` serves your own load, trace, recorded confidences or measured
 profile under every policy. Everything runs on one core.

@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib
 
+from sgl_dspark.reports import simulate_fleet
 from sgl_dspark.reports.simulate_tables import (
     ADAPTIVE,
     CONFIDENCE_BASE,
@@ -104,6 +105,23 @@ def _load(cells: Sequence[Cell]) -> Any:
     return figure
 
 
+def _fleet(cells: Sequence[Cell]) -> Any:
+    by_cv = simulate_fleet.by_unevenness(cells)
+    figure, axes = plt.subplots(2, len(by_cv), figsize=(4 * len(by_cv), 6), sharex=True, sharey="row", squeeze=False)
+    for column, (cv, rows) in enumerate(by_cv.items()):
+        for axis, name in zip(axes[:, column], ("slow_user_tok_s", "ttft_p99_s"), strict=True):
+            for arm in rows[0][1].arms:
+                spread = [summarise(cell.arms[arm])[name] for _, cell in rows]
+                at = [rate for rate, _ in rows]
+                axis.errorbar(at, [s.mean for s in spread], [s.std for s in spread], marker="o", capsize=3, label=arm)
+        axes[0, column].set_title(f"CV {cv:g}")
+        axes[1, column].set(xlabel="requests a second and replica", yscale="log")
+    axes[0, 0].set_ylabel("tok/s that 95 % of users reach")
+    axes[1, 0].set_ylabel("TTFT, 99th percentile, s")
+    axes[0, 0].legend(fontsize=8)
+    return figure
+
+
 def _compare(cells: Sequence[Cell]) -> Any:
     figure, axes = plt.subplots(1, len(cells), figsize=(8 * len(cells), 4.5), squeeze=False)
     for axis, cell in zip(axes[0], cells, strict=True):
@@ -120,5 +138,6 @@ PLOTS: dict[str, Callable[[Sequence[Cell]], Any]] = {
     "staircase": _staircase,
     "load": _load,
     "confidence": _confidence,
+    "fleet": _fleet,
     "compare": _compare,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from sgl_dspark.reports import simulate_fleet
 from sgl_dspark.simulator.arms import NO_SPEC
 from sgl_dspark.simulator.results import Figures, Spread, paired, summarise
 from sgl_dspark.simulator.studies import LAGS, Cell
@@ -137,6 +138,7 @@ TABLES: dict[str, Callable[[Sequence[Cell]], list[str]]] = {
     "staircase": _staircase,
     "load": _load,
     "confidence": _confidence,
+    "fleet": simulate_fleet.tables,
     "compare": _compare,
 }
 

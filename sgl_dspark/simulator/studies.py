@@ -13,7 +13,7 @@ import numpy as np
 
 from sgl_dspark.planner.policy import PlannerConfig
 from sgl_dspark.simulator.acceptance import SyntheticConfig
-from sgl_dspark.simulator.arms import Arm, standard_arms, static_arm
+from sgl_dspark.simulator.arms import NO_SPEC, Arm, standard_arms, static_arm
 from sgl_dspark.simulator.arrivals import Lengths, Workload, bursty, closed_loop, draining
 from sgl_dspark.simulator.engine import EngineConfig
 from sgl_dspark.simulator.machines import MACHINES, FixedContext, Machine
@@ -28,6 +28,9 @@ EVEN_MIX = SyntheticConfig()
 CHAT_MIX = SyntheticConfig(mix=(0.15, 0.35, 0.5))
 CHAT = Lengths(512, 256)
 SMALL = Lengths(128, 128, max_output_tok=512)
+# Requests a second that one replica of a fleet gets, and how uneven they come (see `fleet_study`).
+FLEET_RATES = (10.0, 20.0, 30.0, 40.0, 50.0)
+FLEET_CVS = (4.0, 1.0, 0.25)
 
 
 @dataclass(frozen=True)
@@ -136,12 +139,30 @@ def confidence_study(seeds: Sequence[int], quick: bool = False) -> Iterator[Cell
             yield Cell(name, scenario.name, clients, compare(scenario, arms, seeds))
 
 
+def fleet_study(seeds: Sequence[int], quick: bool = False) -> Iterator[Cell]:
+    """Speed of the slowest users and waiting as a fleet's traffic grows, seen from one of its replicas.
+
+    A router that hands requests out in turn gives each of N replicas every N-th of them. Gaps between every N-th
+    arrival of a Gamma process with a coefficient of variation CV are Gamma with CV / sqrt(N). So one replica under
+    ``rate / N`` and that CV *is* a replica of the fleet: CV 1 is one alone under Poisson traffic, and one of 16 under
+    traffic that comes in bursts of CV 4.
+    """
+    arms = [Arm(NO_SPEC, None), static_arm(3), static_arm(7), Arm("adaptive lag 2", PlannerConfig())]
+    machine = MACHINES["h200"]()
+    for cv in FLEET_CVS[::2] if quick else FLEET_CVS:
+        for rate in FLEET_RATES[::4] if quick else FLEET_RATES:
+            make = _arriving(rate, cv, CHAT, quick)
+            scenario = _scenario(f"{rate:g} rps, CV {cv:g}", make, EVEN_MIX, 7, machine, 256)
+            yield Cell("h200", scenario.name, None, compare(scenario, arms, seeds))
+
+
 STUDIES: dict[str, Study] = {
     "lag": lag_study,
     "context": context_study,
     "staircase": staircase_study,
     "load": load_study,
     "confidence": confidence_study,
+    "fleet": fleet_study,
 }
 
 
@@ -156,6 +177,10 @@ def _closed(clients: int, lengths: Lengths, quick: bool) -> Load:
 
 def _bursty(rate_rps: float, lengths: Lengths, quick: bool) -> Load:
     return lambda rng: bursty(60 if quick else 400, rate_rps, 10.0, lengths, rng)
+
+
+def _arriving(rate_rps: float, cv: float, lengths: Lengths, quick: bool) -> Load:
+    return lambda rng: bursty(20 if quick else 400, rate_rps, cv, lengths, rng)
 
 
 def _draining(count: int, lengths: Lengths) -> Load:

@@ -97,7 +97,10 @@ def test_at_the_deadline_streams_are_told(tmp_path: Path) -> None:
         for future in asked:
             *_, last, done = future.result()
             assert done == "[DONE]"
-            told += "error" in last and last["error"]["code"] == "server_draining"
+            if "error" in last:
+                told += last["error"]["code"] == "server_draining"
+            else:
+                assert last["choices"][0]["finish_reason"] == "length"
         assert told
         assert server.wait_ended() == 0
         assert "Traceback" not in server.log()

@@ -52,7 +52,8 @@ class MockServer:
     async def start(self) -> None:
         """Bind and answer from now on."""
         app = web.Application(client_max_size=1 << 28)
-        app.router.add_get("/health", self._health)
+        for probe in ("/health", "/ready"):
+            app.router.add_get(probe, self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/flush_cache", self._health)

@@ -34,7 +34,7 @@ def tiny(*_: object) -> Callable[[np.random.Generator], Workload]:
 
 @pytest.fixture
 def small_studies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_closed", "_bursty", "_draining", "_two_lengths"):
+    for name in ("_closed", "_bursty", "_arriving", "_draining", "_two_lengths"):
         monkeypatch.setattr(studies, name, tiny)
 
 
