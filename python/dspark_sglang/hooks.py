@@ -43,7 +43,7 @@ def _resolve_dspark_arguments(original: Callable[..., Any], server_args: Any) ->
     from sglang.srt.arg_groups import speculative_hook
 
     view = speculative_hook.resolving_view
-    if view(server_args).device != "cpu" or selection.worker_choice() == selection.UPSTREAM:
+    if view(server_args).device != "cpu" or selection.worker_choice() != selection.OURS:
         return original(server_args)
     speculative_hook.resolving_view = lambda args: _DeviceAnswer(view(args), "cuda")
     try:
