@@ -128,7 +128,8 @@ class BridgeWorld:
             tp_sync=SimpleNamespace(sync=lambda site, values: values),
         )
         knowledge = BridgeKnowledge(
-            SchedulingConfig(config, calibration="off", profile="off"),
+            # Steps here take microseconds: what they take must not move the prices.
+            SchedulingConfig(config, calibration="off", profile="off", online=False),
             GAMMA,
             str(tmp_path),
             {"target": "t", "draft": "d"},

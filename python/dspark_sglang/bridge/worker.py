@@ -137,12 +137,14 @@ class BridgeWorker(DSparkWorkerV2):
             return super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors=pp_proxy_tensors
             )
+        # Verifying changes the batch's mode.
+        mode, prefill = batch.forward_mode, batch.forward_mode.is_extend() or batch.is_extend_in_batch
         bridge.begin(batch)
         scheduler.before_launch()
         result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors=pp_proxy_tensors)
-        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+        if prefill:
             scheduler.interrupt(sum(batch.extend_lens or ()))
-        elif batch.forward_mode.is_idle():
+        elif mode.is_idle():
             scheduler.interrupt()
         else:
             scheduler.launched(result)
