@@ -53,6 +53,37 @@ class Request:
         return self.over
 
 
+def _patch_settings(patch: pytest.MonkeyPatch, overlap: bool) -> None:
+    """Give SGLang's planner the settings of a server that verifies ragged blocks."""
+    patch.setenv("SGLANG_RAGGED_VERIFY_MODE", "compact")
+    spec = SimpleNamespace(
+        speculative_dspark_align_verify_tokens_to_graph_tier=False,
+        speculative_dspark_confidence_sts_path=None,
+        speculative_dspark_sps_table_path=None,
+    )
+    patch.setattr(dspark_planner, "get_spec", lambda: spec)
+    schedule = SimpleNamespace(disable_overlap_schedule=not overlap, max_running_requests=8)
+    patch.setattr(dspark_planner, "get_schedule", lambda: schedule)
+    patch.setattr(dspark_planner, "is_dp_attention_enabled", lambda: False)
+    patch.setattr(overlap_utils, "_is_cuda", False)
+
+
+def _knowledge(config: PlannerConfig, tmp_path: Path, priced: bool) -> BridgeKnowledge:
+    found = BridgeKnowledge(
+        # Steps here take microseconds: what they take must not move the prices.
+        SchedulingConfig(config, calibration="off", profile="off", online=False),
+        GAMMA,
+        str(tmp_path),
+        {"target": "t", "draft": "d"},
+        None,
+        fingerprint=Fingerprint({}),
+        path=tmp_path / "unused",
+    )
+    if priced:
+        found.adopt(PRICED)
+    return found
+
+
 class Ring:
     """Stands in for the copies that SGLang makes on an accelerator: a pinned ring of three steps of the whole pool."""
 
@@ -98,17 +129,7 @@ class BridgeWorld:
         ranks: RankSync | None = None,
     ) -> None:
         config = config or PlannerConfig()
-        patch.setenv("SGLANG_RAGGED_VERIFY_MODE", "compact")
-        spec = SimpleNamespace(
-            speculative_dspark_align_verify_tokens_to_graph_tier=False,
-            speculative_dspark_confidence_sts_path=None,
-            speculative_dspark_sps_table_path=None,
-        )
-        patch.setattr(dspark_planner, "get_spec", lambda: spec)
-        schedule = SimpleNamespace(disable_overlap_schedule=not overlap, max_running_requests=8)
-        patch.setattr(dspark_planner, "get_schedule", lambda: schedule)
-        patch.setattr(dspark_planner, "is_dp_attention_enabled", lambda: False)
-        patch.setattr(overlap_utils, "_is_cuda", False)
+        _patch_settings(patch, overlap)
         self.pool = SimpleNamespace(
             req_to_token=torch.zeros(ROWS, CONTEXT), req_generation=torch.ones(ROWS, dtype=torch.int64)
         )
@@ -127,18 +148,7 @@ class BridgeWorld:
             verify_num_draft_tokens=GAMMA + 1,
             tp_sync=SimpleNamespace(sync=lambda site, values: values),
         )
-        knowledge = BridgeKnowledge(
-            # Steps here take microseconds: what they take must not move the prices.
-            SchedulingConfig(config, calibration="off", profile="off", online=False),
-            GAMMA,
-            str(tmp_path),
-            {"target": "t", "draft": "d"},
-            None,
-            fingerprint=Fingerprint({}),
-            path=tmp_path / "unused",
-        )
-        if priced:
-            knowledge.adopt(PRICED)
+        knowledge = _knowledge(config, tmp_path, priced)
         self.scheduler = BridgeScheduler(
             config,
             knowledge,
