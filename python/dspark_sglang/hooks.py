@@ -69,7 +69,7 @@ def _widen_slot_table(extra: int, *_: Any, **__: Any) -> int:
     # gives a row of the slot table room for one. Remove when both come from one place.
     from sglang.srt.runtime_context import get_spec
 
-    if not selection.serves_ours():
+    if not selection.serves_planned():
         return extra
     return max(extra, 2 * int(get_spec().speculative_num_draft_tokens))
 

@@ -46,7 +46,16 @@ def worker_class(algorithm: str) -> type | None:
 
 def serves_ours() -> bool:
     """Whether this process belongs to a server that runs our worker."""
+    return _serves_dspark() and worker_choice() == OURS
+
+
+def serves_planned() -> bool:
+    """Whether this process belongs to a server whose DSPARK worker is ours or planned by us."""
+    return _serves_dspark() and worker_choice() != UPSTREAM
+
+
+def _serves_dspark() -> bool:
     from sglang.srt.runtime_context import get_spec
 
     name = get_spec().speculative_algorithm
-    return name is not None and name.upper() == ALGORITHM and worker_choice() == OURS
+    return name is not None and name.upper() == ALGORITHM

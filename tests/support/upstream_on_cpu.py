@@ -25,18 +25,18 @@ def install(folder: Path) -> str:
 
 def register() -> None:
     """Patch what stops upstream's worker; SGLang calls this in every process."""
-    from sglang.kernels.ops.speculative import cache_locs
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from dspark_sglang.attention import CPU_BACKEND_NAME
     from dspark_sglang.attention.register import register_cpu_backend
+    from dspark_sglang.platforms.cpu import DsparkCpuPlatform
 
     register_cpu_backend()
     ATTENTION_BACKENDS[CPU_BACKEND_NAME] = _backend
     HookRegistry.register("sglang.srt.arg_groups.speculative_hook._handle_dspark", _pass_the_gate, HookType.AROUND)
     torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign]
-    cache_locs.assign_extend_cache_locs_uniform_func = _slots
+    DsparkCpuPlatform.get_speculative_cache_locs_fn = lambda self: _slots  # type: ignore[method-assign]
 
 
 def _pass_the_gate(original: Any, server_args: Any) -> Any:
@@ -53,17 +53,21 @@ def _pass_the_gate(original: Any, server_args: Any) -> Any:
 
 
 def _slots(
+    *,
     req_pool_indices: torch.Tensor,
     req_to_token: torch.Tensor,
     start_offset: torch.Tensor,
+    end_offset: torch.Tensor,
     batch_size: int,
     draft_token_num: int,
     device: Any,
-    **others: Any,
 ) -> torch.Tensor:
-    assert others.get("positions_out") is None
-    columns = start_offset.long().unsqueeze(1) + torch.arange(draft_token_num)
-    return req_to_token[req_pool_indices.long().unsqueeze(1), columns].long().reshape(-1)
+    """Look up the slots of each request's window, one after the other, as SGLang's kernel does."""
+    found = torch.zeros(batch_size * draft_token_num, dtype=torch.int64)
+    windows = zip(req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True)
+    packed = torch.cat([req_to_token[row, start:end] for row, start, end in windows])
+    found[: packed.numel()] = packed
+    return found
 
 
 def _backend(runner: Any) -> Any:

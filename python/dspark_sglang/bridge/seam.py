@@ -108,7 +108,7 @@ SEAM: tuple[Member, ...] = (
         _WORKER,
         "DSparkWorkerV2.__init__",
         "self, server_args, gpu_id, nccl_port, target_worker, draft_worker_cls=",
-        ("_verify_planner", "_hosts_draft", "model_runner", "draft_model", "gamma", "device"),
+        ("_verify_planner", "_hosts_draft", "_is_pd_prefill", "model_runner", "draft_model", "gamma", "device"),
     ),
     Member(
         _WORKER,

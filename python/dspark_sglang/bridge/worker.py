@@ -60,7 +60,9 @@ class BridgeWorker(DSparkWorkerV2):
         super().__init__(
             server_args=server_args, gpu_id=gpu_id, nccl_port=nccl_port, target_worker=target_worker, **others
         )
-        if self._hosts_draft:
+        # A stage without the draft, or a server that only prefills, decodes nothing.
+        self._plans = self._hosts_draft and not self._is_pd_prefill
+        if self._plans:
             self._head_calibration = HeadCalibration(self.draft_model.confidence_head, self.gamma, self.device)
 
     @property
@@ -71,13 +73,13 @@ class BridgeWorker(DSparkWorkerV2):
     def init_attention_backends(self) -> None:
         """Look at the target's backend before graphs are captured on it."""
         super().init_attention_backends()
-        if self._hosts_draft:
+        if self._plans:
             refuse_backend(self.model_runner.attn_backend)
 
     def init_cuda_graphs(self) -> None:
         """Begin to plan: the target's graphs are there, so it is known which sizes they have."""
         super().init_cuda_graphs()
-        if not self._hosts_draft:
+        if not self._plans:
             return
         config = SchedulingConfig.from_environment()
         spec = get_spec()

@@ -131,3 +131,32 @@ def test_what_was_profiled_is_kept_for_the_next_start(monkeypatch: pytest.Monkey
     assert costs.tiers.tolist() == [8, 16]
     assert start(threads=2).known is None
     assert start("off").known is None
+
+
+def test_a_server_without_times_finds_them_and_plans_as_one_that_had_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("sglang")
+    from dspark_sglang.bridge import scheduler
+    from tests.support.bridge_world import BridgeWorld
+
+    now = [0.0]
+    monkeypatch.setattr(scheduler.time, "perf_counter", lambda: now[0])
+    confidence = [[0.9, 0.85, 0.8], [0.5, 0.4, 0.3]]
+    known = BridgeWorld(monkeypatch, tmp_path)
+    fresh = BridgeWorld(monkeypatch, tmp_path, priced=False, profile=SelfProfile(3))
+    tried = []
+    for step in range(40):
+        budget, _ = fresh.step(confidence, [1, 0])
+        expected, _ = known.step(confidence, [1, 0])
+        # As `PRICED` has it.
+        now[0] += 0.01 + 0.002 * (2 + budget)
+        tried.append(budget)
+        if step == 10:
+            # What a prefill takes is no step's.
+            fresh.scheduler.interrupt(500)
+            now[0] += 60.0
+    assert fresh.scheduler.state()["step_time"]["source"] == "profiled while serving"
+    assert set(tried[:20]) == {0, 2, 3, 4, 6}
+    assert tried[-1] == expected
+    assert fresh.scheduler.state()["planner"]["profiling"] < 30
