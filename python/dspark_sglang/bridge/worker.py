@@ -23,6 +23,7 @@ from dspark_sglang.config import SchedulingConfig, local_folder
 from dspark_sglang.fingerprint import default_profile
 from dspark_sglang.metrics import recording
 from dspark_sglang.rank_sync import RankSync
+from dspark_sglang.selection import BRIDGE
 from dspark_sglang.switches import run_test_hook
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class BridgeWorker(DSparkWorkerV2):
             spec.speculative_draft_model_path or self._target_path, spec.speculative_draft_model_revision
         )
         tiers = ragged_capture_num_tokens(model_runner=self.model_runner)
-        identity = {"target": Path(self._target_path).name, "draft": Path(draft_path).name, "worker": "bridge"}
+        identity = {"target": Path(self._target_path).name, "draft": Path(draft_path).name, "worker": BRIDGE}
         stored = default_profile(self._target_path, draft_path)
         group = get_dp_tp_group()
         knowledge = BridgeKnowledge(
