@@ -111,12 +111,28 @@ def _plugin() -> Iterator[Finding]:
             yield Finding(State.MISSING, "hook", f"{hook.target} ({hook.why})", remedy)
         else:
             yield Finding(State.OK, "hook", f"{hook.target} ({hook.why})")
+    yield from seam_findings()
     if failure is not None:
         yield Finding(State.MISSING, "worker", failure, "mend the findings above, then run dspark doctor again")
     elif choice == selection.UPSTREAM:
         yield Finding(State.NOTE, "worker", f"SGLang's own, since {selection.WORKER_VARIABLE}=upstream")
+    elif choice == selection.BRIDGE:
+        yield Finding(State.OK, "worker", "DSPARK builds SGLang's own worker, planned by this package")
     else:
         yield Finding(State.OK, "worker", "DSPARK builds dspark_sglang.worker.DsparkWorker")
+
+
+def seam_findings() -> Iterator[Finding]:
+    """Yield whether bridge mode fits the SGLang that is installed; only whoever asks for it needs that."""
+    from dspark_sglang.bridge.seam import SEAM, differences
+
+    found = list(differences())
+    if not found:
+        yield Finding(State.OK, "bridge seam", f"{len(SEAM)} members of SGLang's DSPARK are as expected")
+    wanted = selection.worker_choice() == selection.BRIDGE
+    for difference in found:
+        remedy = f"bridge mode was written for SGLang {launch.SUPPORTED_SGLANG}; other modes do without it"
+        yield Finding(State.MISSING if wanted else State.NOTE, "bridge seam", difference, remedy)
 
 
 def _attempt(check: Callable[[], None]) -> str | None:

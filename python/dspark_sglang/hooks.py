@@ -43,7 +43,7 @@ def _resolve_dspark_arguments(original: Callable[..., Any], server_args: Any) ->
     from sglang.srt.arg_groups import speculative_hook
 
     view = speculative_hook.resolving_view
-    if view(server_args).device != "cpu" or selection.worker_choice() == selection.UPSTREAM:
+    if view(server_args).device != "cpu" or selection.worker_choice() != selection.OURS:
         return original(server_args)
     speculative_hook.resolving_view = lambda args: _DeviceAnswer(view(args), "cuda")
     try:
@@ -69,7 +69,7 @@ def _widen_slot_table(extra: int, *_: Any, **__: Any) -> int:
     # gives a row of the slot table room for one. Remove when both come from one place.
     from sglang.srt.runtime_context import get_spec
 
-    if not selection.serves_ours():
+    if not selection.serves_planned():
         return extra
     return max(extra, 2 * int(get_spec().speculative_num_draft_tokens))
 

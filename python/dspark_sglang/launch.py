@@ -165,7 +165,7 @@ def check_plugin() -> None:
     missing = plugin.missing_hooks()
     if missing:
         raise LaunchError(f"SGLang did not take the hook on {missing[0]}; run dspark doctor")
-    if selection.worker_choice() == selection.OURS:
+    if selection.worker_choice() != selection.UPSTREAM:
         built = SpeculativeAlgorithm.DSPARK.create_worker(None)
         if built is not selection.worker_class("DSPARK"):
             raise LaunchError(
@@ -200,7 +200,8 @@ def serve(plan: LaunchPlan) -> None:
     target = flag_value(plan.arguments, *_MODEL_FLAGS)
     config = preflight.check_target(target) if target is not None else None
     draft = flag_value(plan.arguments, *_DRAFT_FLAGS)
-    if plan.speculative and config is not None and draft is not None:
+    ours = selection.worker_choice() == selection.OURS
+    if plan.speculative and ours and config is not None and draft is not None:
         preflight.check_pair(config, draft)
     check_plugin()
 

@@ -151,7 +151,7 @@ class DsparkWorker(compat.BaseSpecWorker):
             fingerprint = worker_fingerprint(self, self._target_path, self._tensor_parallel)
             profile = default_profile(self._target_path, self.config.draft_path)
             self.knowledge.start(lambda: measure_step_times(self), fingerprint, profile)
-        recording.start(self, self.scheduler)
+        recording.start(self, self.scheduler, str(self.drafter.config.markov_head_type))
         run_test_hook(self)
 
     def get_confidence_budget_prepare(self) -> None:

@@ -11,9 +11,12 @@ from typing import Any
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
 
+from dspark_sglang.bridge.conditions import refuse_policy
 from dspark_sglang.http.errors import ApiError
-from dspark_sglang.policy_codec import SEND_ROUNDS, encode
+from dspark_sglang.policy_codec import SEND_ROUNDS, decode, encode
+from dspark_sglang.selection import BRIDGE
 from sgl_dspark.errors import ConfigError
+from sgl_dspark.planner.config import PlannerConfig
 
 # One reader of rounds at a time, since the scheduler remembers one number to send them from.
 _READING = asyncio.Lock()
@@ -51,6 +54,8 @@ async def policy(request: Request) -> Response:
         return _refusal(400, 'the body is not JSON; send {"policy": "adaptive"} for example')
     try:
         numbers = encode(body, found[0]["policy"], found[0]["model"]["gamma"])
+        if found[0]["model"].get("worker") == BRIDGE:
+            refuse_policy(decode(numbers, PlannerConfig()))
     except ConfigError as error:
         return _refusal(400, str(error))
     if not await _tell(numbers):

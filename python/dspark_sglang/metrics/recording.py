@@ -10,6 +10,8 @@ from importlib import metadata
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dspark_sglang import policy_codec
 from dspark_sglang.metrics import engine
 from dspark_sglang.metrics.definitions import LABEL_VALUES
@@ -22,6 +24,7 @@ from dspark_sglang.metrics.sheet import Sheet
 from sgl_dspark.sps.store import to_document
 
 if TYPE_CHECKING:
+    from dspark_sglang.bridge.worker import BridgeWorker
     from dspark_sglang.knowledge import Knowledge
     from dspark_sglang.scheduling import VerifyScheduler
     from dspark_sglang.worker import DsparkWorker
@@ -107,20 +110,23 @@ def _digest(content: bytes) -> str:
 ACTIVE: Recording | None = None
 
 
-def start(worker: DsparkWorker, scheduler: VerifyScheduler) -> None:
-    """Record what a worker does from now on, where SGLang exports metrics of this process."""
+def start(worker: DsparkWorker | BridgeWorker, scheduler: VerifyScheduler, head: str) -> None:
+    """Record what a worker does from now on, where SGLang exports metrics of this process.
+
+    ``head`` names the kind of the draft's sequential head.
+    """
     global ACTIVE
     model_name = engine.model_name()
     if model_name is None:
         return
-    recorder = Recorder(worker.max_requests + 1, PhaseClock(worker.device))
+    recorder = Recorder(worker.max_requests + 1, PhaseClock(torch.device(worker.device)))
     sheet = Sheet(worker.gamma, sla_from_environment())
     identity = {
         "version": metadata.version("sgl-dspark"),
         "sglang": metadata.version("sglang"),
         **{name: str(scheduler.knowledge.identity[name]) for name in ("target", "draft")},
         "gamma": str(worker.gamma),
-        "head": str(worker.drafter.config.markov_head_type),
+        "head": head,
     }
     scheduler.recorder = recorder
     ACTIVE = Recording(recorder, sheet, scheduler, identity, model_name)

@@ -11,7 +11,7 @@ pytest.importorskip("sglang")
 
 from sglang.srt import runtime_context
 
-from dspark_sglang import hooks, slots
+from dspark_sglang import hooks, selection, slots
 
 
 def spec(algorithm: str | None, width: int) -> SimpleNamespace:
@@ -30,6 +30,15 @@ def test_a_row_of_the_slot_table_holds_the_reserve_of_any_block_length(
     start, end = torch.tensor([context - 4]), torch.tensor([context - 4 + 2 * width])
     slots.assign_req_to_token(torch.tensor([1]), table, start, end, torch.arange(1, 2 * width + 1))
     assert table[1, start[0] : end[0]].tolist() == list(range(1, 2 * width + 1))
+
+
+@pytest.mark.parametrize(("choice", "wider"), [("ours", True), ("bridge", True), ("upstream", False)])
+def test_a_worker_that_is_left_alone_keeps_its_slot_table(
+    monkeypatch: pytest.MonkeyPatch, choice: str, wider: bool
+) -> None:
+    monkeypatch.setenv(selection.WORKER_VARIABLE, choice)
+    monkeypatch.setattr(runtime_context, "get_spec", lambda: spec("DSPARK", 16))
+    assert (hooks._widen_slot_table(20) > 20) is wider
 
 
 @pytest.mark.parametrize("algorithm", [None, "EAGLE"])

@@ -13,7 +13,8 @@ from sgl_dspark.errors import ConfigError, LaunchError
 
 
 @pytest.mark.parametrize(
-    ("value", "choice"), [(None, "ours"), ("", "ours"), (" OURS ", "ours"), ("Upstream", "upstream")]
+    ("value", "choice"),
+    [(None, "ours"), ("", "ours"), (" OURS ", "ours"), ("Upstream", "upstream"), ("bridge", "bridge")],
 )
 def test_worker_choice(monkeypatch: pytest.MonkeyPatch, value: str | None, choice: str) -> None:
     monkeypatch.delenv(selection.WORKER_VARIABLE, raising=False)
@@ -24,7 +25,7 @@ def test_worker_choice(monkeypatch: pytest.MonkeyPatch, value: str | None, choic
 
 def test_an_unknown_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(selection.WORKER_VARIABLE, "theirs")
-    with pytest.raises(ConfigError, match="SGL_DSPARK_WORKER must be 'ours' or 'upstream', not 'theirs'"):
+    with pytest.raises(ConfigError, match="SGL_DSPARK_WORKER must be 'ours', 'bridge' or 'upstream', not 'theirs'"):
         selection.worker_choice()
 
 

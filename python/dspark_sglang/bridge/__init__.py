@@ -1,0 +1,1 @@
+"""SGLang's own DSPARK worker with our planner in it; see docs/bridge.md."""
