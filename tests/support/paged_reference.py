@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.support.fake_graph import FakeGraph
+
 
 class ReferencePagedPrefill:
     """Stands where FlashInfer's wrapper does; runs on a CPU.
@@ -70,6 +72,12 @@ class ReferencePagedPrefill:
             buffer[: len(array)].copy_(array)
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+        if FakeGraph.recording is None:
+            return self._attend(q, paged_kv_cache)
+        reads = [q, *paged_kv_cache, *self.buffers]
+        return FakeGraph.recording.opaque(lambda: self._attend(q, paged_kv_cache), reads)
+
+    def _attend(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
         qo_indptr, kv_indptr, indices, last = (buffer.tolist() for buffer in self.buffers)
         keys, values = paged_kv_cache
         heads, kv_heads, dim = self.heads

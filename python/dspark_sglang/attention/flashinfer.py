@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dspark_sglang.attention.paged import fill_page_table
+from dspark_sglang.graphs import staged
 from sgl_dspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -195,7 +196,8 @@ class PagedAttention:
             # Sync: FlashInfer stages its plan in one pinned buffer. What is waited for is the last plan's copy alone,
             # which lies before that step's kernels and has long been made.
             self._copied.synchronize()
-        qo_indptr, kv_indptr, last = (self._staged(a) for a in (plan.qo_indptr, plan.kv_indptr, plan.last_page_len))
+        arrays = (plan.qo_indptr, plan.kv_indptr, plan.last_page_len)
+        qo_indptr, kv_indptr, last = (staged(array, self._device) for array in arrays)
         if self.capacity is None:
             on_device = kv_indptr.to(self._device, non_blocking=True)
             if self._counting.numel() < plan.pages:
@@ -236,11 +238,6 @@ class PagedAttention:
                 f"a plan of {plan.slots} request slots, {plan.rows} rows and {plan.pages} pages does not fit "
                 f"buffers of {own.slots}, {own.rows} and {own.table.pages}; run it without a graph"
             )
-
-    def _staged(self, array: Tensor) -> Tensor:
-        # From memory that is not pinned, the driver may wait for the stream before it copies. torch hands a pinned
-        # block out again only when its copies are done.
-        return array.pin_memory() if self._device.type == "cuda" else array
 
     def run(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attend as planned.
