@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -48,8 +49,8 @@ __all__ = [
 ]
 
 
-def refuse_unsupported_layer(layer: RadixAttention) -> None:
-    """Raise if a layer asks for attention that the CPU backend does not compute.
+def refuse_unsupported_layer(layer: RadixAttention, backend: str) -> None:
+    """Raise if a layer asks for attention that our backend of this name does not compute.
 
     Raises
     ------
@@ -59,14 +60,14 @@ def refuse_unsupported_layer(layer: RadixAttention) -> None:
     """
     window = layer.sliding_window_size
     if layer.is_cross_attention or layer.attn_type == AttentionType.ENCODER_ONLY:
-        raise NotImplementedError("the dspark_cpu attention backend serves decoder self-attention only")
+        raise NotImplementedError(f"the {backend} attention backend serves decoder self-attention only")
     if (window is not None and window > -1) or layer.logit_cap:
-        raise NotImplementedError("the dspark_cpu attention backend has no sliding window and no logit soft cap")
+        raise NotImplementedError(f"the {backend} attention backend has no sliding window and no logit soft cap")
     if layer.qk_head_dim != layer.v_head_dim:
-        raise NotImplementedError("the dspark_cpu attention backend needs keys and values of one width")
+        raise NotImplementedError(f"the {backend} attention backend needs keys and values of one width")
 
 
-def refuse_unsupported_inputs(others: dict[str, Any]) -> None:
+def refuse_unsupported_inputs(others: dict[str, Any], backend: str) -> None:
     """Raise if a model hands its attention more than queries, keys and values: leaving it out would change the output.
 
     Raises
@@ -76,7 +77,7 @@ def refuse_unsupported_inputs(others: dict[str, Any]) -> None:
     """
     for name, value in others.items():
         if value is not None:
-            raise NotImplementedError(f"the dspark_cpu attention backend does not know the attention input {name}")
+            raise NotImplementedError(f"the {backend} attention backend does not know the attention input {name}")
 
 
 def resolved(server_args: ServerArgs) -> Any:
@@ -142,15 +143,22 @@ def forward_target_verify(
     return worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True).logits_output
 
 
-def forward_target_probe(
-    worker: TpModelWorker, verify_input: VerifyInput, seq_lens: Tensor, request_rows: Tensor, slots: Tensor
-) -> LogitsProcessorOutput:
-    """Run the target as `forward_target_verify` does, for requests that exist only to be timed.
+def flat_verify_batch(
+    worker: TpModelWorker,
+    verify_input: VerifyInput,
+    seq_lens: Tensor,
+    seq_lens_cpu: Tensor,
+    request_rows: Tensor,
+    slots: Tensor,
+) -> ForwardBatch:
+    """Describe a verification without a batch of the scheduler's; nothing in it waits for the device.
 
     Parameters
     ----------
-    seq_lens, request_rows : int64 [R]
-        Committed lengths, and rows of the slot table that the caller has filled.
+    seq_lens, seq_lens_cpu : int64 [R]
+        Committed lengths, on the device and on the host.
+    request_rows : int64 [R]
+        Rows of the slot table.
     slots : int64 [T]
         Where keys and values of the verified rows go.
     """
@@ -161,10 +169,10 @@ def forward_target_probe(
         input_ids=verify_input.draft_token,
         req_pool_indices=request_rows,
         seq_lens=seq_lens,
-        seq_lens_cpu=seq_lens.cpu(),
+        seq_lens_cpu=seq_lens_cpu,
         orig_seq_lens=seq_lens,
         out_cache_loc=slots,
-        seq_lens_sum=int(seq_lens.sum()),
+        seq_lens_sum=int(seq_lens_cpu.sum()),
         positions=verify_input.positions,
         spec_algorithm=runner.spec_algorithm,
         spec_info=verify_input,
@@ -173,9 +181,36 @@ def forward_target_probe(
     )
     forward_batch = runner.prepare_dummy_forward_batch(forward_batch)
     runner.kv_index_translator.bind_runner_slots(forward_batch)
-    runner.attn_backend.init_forward_metadata(forward_batch)
+    return forward_batch
+
+
+def forward_target_flat(worker: TpModelWorker, forward_batch: ForwardBatch) -> LogitsProcessorOutput:
+    """Run the target over a `flat_verify_batch` as `forward_target_verify` does."""
+    worker.model_runner.attn_backend.init_forward_metadata(forward_batch)
     forward_batch.mark_forward_metadata_ready()
     return worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True).logits_output
+
+
+def forward_target_model(worker: TpModelWorker, forward_batch: ForwardBatch) -> LogitsProcessorOutput:
+    """Run the target's layers alone over a `flat_verify_batch`, for capture: attention has been planned before.
+
+    SGLang's own way to them plans again in every forward, which a graph must not hold.
+    """
+    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+
+    runner = worker.model_runner
+    forward_batch.mark_forward_metadata_ready()
+    context = forward_context(ForwardContext(attn_backend=runner.attn_backend), forward_batch=forward_batch)
+    with runner.eager_runner.model_context(), context:
+        output: LogitsProcessorOutput = runner.model.forward(
+            forward_batch.input_ids, forward_batch.positions, forward_batch
+        )
+    return output
+
+
+def greedy_requests(requests: Any) -> np.ndarray:
+    """Tell which requests are greedy, bool [R], from their own parameters and so without asking the device."""
+    return np.array([request.sampling_params.top_k <= 1 for request in requests], bool)
 
 
 def request_identities(batch: ScheduleBatch, runner: ModelRunner) -> tuple[Tensor, Tensor]:

@@ -43,10 +43,10 @@ def register() -> None:
     """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    from dspark_sglang.attention.register import register_cpu_backend
+    from dspark_sglang.attention.register import register_backends
     from dspark_sglang.hooks import HOOKS
 
-    register_cpu_backend()
+    register_backends()
     for hook in HOOKS:
         HookRegistry.register(hook.target, hook.function, hook.kind)
         RECORD.hooks.append(hook.target)

@@ -161,9 +161,11 @@ def _verify(
     rows: RowSampling,
 ) -> None:
     verify_input = worker.parts.verify_input(anchors, block, window)
-    output = compat.forward_target_probe(
-        worker._target_worker, verify_input, seq_lens, rows_of_table, window.pack(window.slots)
+    slots = window.pack(window.slots)
+    batch = compat.flat_verify_batch(
+        worker._target_worker, verify_input, seq_lens, seq_lens.cpu(), rows_of_table, slots
     )
+    output = compat.forward_target_flat(worker._target_worker, batch)
     features = compat.take_features(output)
     outcome = worker.parts.accept(block, window, output.next_token_logits, rows)
     worker.parts.commit(features, window, outcome.accept_lens)
