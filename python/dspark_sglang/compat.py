@@ -1,7 +1,7 @@
-"""The only module that names what SGLang 0.5.23 keeps private or may move.
+"""With `compat_target`, the only module that names what SGLang 0.5.23 keeps private or may move.
 
 Everything else imports SGLang's internals through here, so that a new SGLang
-version is one file to read.
+version is two files to read.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
@@ -24,7 +25,6 @@ from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sgl_dspark.errors import TargetMismatchError
 
 if TYPE_CHECKING:
-    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
@@ -143,71 +143,6 @@ def forward_target_verify(
     return worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True).logits_output
 
 
-def flat_verify_batch(
-    worker: TpModelWorker,
-    verify_input: VerifyInput,
-    seq_lens: Tensor,
-    seq_lens_cpu: Tensor,
-    request_rows: Tensor,
-    slots: Tensor,
-) -> ForwardBatch:
-    """Describe a verification without a batch of the scheduler's; nothing in it waits for the device.
-
-    Parameters
-    ----------
-    seq_lens, seq_lens_cpu : int64 [R]
-        Committed lengths, on the device and on the host.
-    request_rows : int64 [R]
-        Rows of the slot table.
-    slots : int64 [T]
-        Where keys and values of the verified rows go.
-    """
-    runner = worker.model_runner
-    forward_batch = ForwardBatch(
-        forward_mode=ForwardMode.TARGET_VERIFY,
-        batch_size=seq_lens.numel(),
-        input_ids=verify_input.draft_token,
-        req_pool_indices=request_rows,
-        seq_lens=seq_lens,
-        seq_lens_cpu=seq_lens_cpu,
-        orig_seq_lens=seq_lens,
-        out_cache_loc=slots,
-        seq_lens_sum=int(seq_lens_cpu.sum()),
-        positions=verify_input.positions,
-        spec_algorithm=runner.spec_algorithm,
-        spec_info=verify_input,
-        capture_hidden_mode=CaptureHiddenMode.FULL,
-        global_forward_mode=ForwardMode.TARGET_VERIFY,
-    )
-    forward_batch = runner.prepare_dummy_forward_batch(forward_batch)
-    runner.kv_index_translator.bind_runner_slots(forward_batch)
-    return forward_batch
-
-
-def forward_target_flat(worker: TpModelWorker, forward_batch: ForwardBatch) -> LogitsProcessorOutput:
-    """Run the target over a `flat_verify_batch` as `forward_target_verify` does."""
-    worker.model_runner.attn_backend.init_forward_metadata(forward_batch)
-    forward_batch.mark_forward_metadata_ready()
-    return worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True).logits_output
-
-
-def forward_target_model(worker: TpModelWorker, forward_batch: ForwardBatch) -> LogitsProcessorOutput:
-    """Run the target's layers alone over a `flat_verify_batch`, for capture: attention has been planned before.
-
-    SGLang's own way to them plans again in every forward, which a graph must not hold.
-    """
-    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-
-    runner = worker.model_runner
-    forward_batch.mark_forward_metadata_ready()
-    context = forward_context(ForwardContext(attn_backend=runner.attn_backend), forward_batch=forward_batch)
-    with runner.eager_runner.model_context(), context:
-        output: LogitsProcessorOutput = runner.model.forward(
-            forward_batch.input_ids, forward_batch.positions, forward_batch
-        )
-    return output
-
-
 def greedy_requests(requests: Any) -> np.ndarray:
     """Tell which requests are greedy, bool [R], from their own parameters and so without asking the device."""
     return np.array([request.sampling_params.top_k <= 1 for request in requests], bool)
@@ -269,6 +204,11 @@ def take_features(logits_output: LogitsProcessorOutput) -> Tensor:
         raise RuntimeError("the target returned no layer outputs; its SGLang model class cannot serve a DSpark draft")
     logits_output.hidden_states = None
     return features
+
+
+def logits_output(logits: Tensor) -> LogitsProcessorOutput:
+    """Wrap logits ``[rows, V]`` as SGLang hands them on."""
+    return LogitsProcessorOutput(next_token_logits=logits)
 
 
 def draft_input(bonus_tokens: Tensor, new_seq_lens: Tensor) -> DFlashDraftInputV2:

@@ -6,11 +6,12 @@ Shape legend: R requests, W = gamma + 1 columns, T = sum of verify_lens, V vocab
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from dspark_sglang import compat
 from dspark_sglang.verify import VerifyWindow
 from sgl_dspark.calibration.online import ADJUSTED
 from sgl_dspark.calibration.records import GREEDY, SAMPLED
@@ -20,6 +21,8 @@ from sgl_dspark.sampling.rejection import Verdict, verify
 from sgl_dspark.sampling.warp import Filters, target_probs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from torch import Tensor
 
@@ -93,10 +96,15 @@ class RowSampling:
             None if self.seeded is None else self.seeded.select(requests),
         )
 
-    def kinds(self, count: int) -> np.ndarray:
-        """Tell which calibration each of ``count`` requests has, int64 [count]; see `sgl_dspark.calibration.online`."""
+    def kinds(self, count: int, requests: Sequence[Any] | None = None) -> np.ndarray:
+        """Tell which calibration each of ``count`` requests has, int64 [count]; see `sgl_dspark.calibration.online`.
+
+        ``requests`` are SGLang's, from whose own parameters an accelerator need not be asked.
+        """
         if self.greediness != "some":
             found = np.full(count, SAMPLED if self.greediness == "none" else GREEDY)
+        elif requests is not None and self.greedy_rows.device.type != "cpu":
+            found = np.where(compat.greedy_requests(requests), GREEDY, SAMPLED)
         else:
             # Sync: a batch of both kinds reads back which is which (free on a CPU).
             found = np.where(self.greedy_rows.cpu().numpy(), GREEDY, SAMPLED)

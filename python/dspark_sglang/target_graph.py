@@ -127,6 +127,11 @@ class TargetGraphs:
         self._results: dict[int, _Results] = {}
         self._captured = Captured("target", make_graph, device)
 
+    @property
+    def complete(self) -> bool:
+        """Whether there is a graph for every tier."""
+        return len(self._captured) == len(self.tiers)
+
     def slots_of(self, tier: int) -> int:
         """Return the request slots of a tier: a request has at least one token."""
         return min(tier, self._requests)
