@@ -14,15 +14,14 @@ from dspark_sglang.device_window import FlatVerify
 from dspark_sglang.target_graph import Round
 from tests.support.paged_reference import ReferencePagedPrefill
 
-HEADS, KV_HEADS, DIM, LAYERS, VOCAB = 4, 2, 4, 2, 11
-SIZE = HEADS * DIM
+HEADS, KV_HEADS, LAYERS, VOCAB = 4, 2, 2, 11
 
 
 class Pool:
     """Keys and values of each layer by slot."""
 
-    def __init__(self, slots: int, generator: torch.Generator) -> None:
-        self.keys, self.values = torch.randn(2, LAYERS, slots, KV_HEADS, DIM, generator=generator)
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
 
     def get_key_buffer(self, layer: int) -> Tensor:
         return self.keys[layer]
@@ -31,33 +30,47 @@ class Pool:
         return self.values[layer]
 
     def set_kv_buffer(self, layer: Any, loc: Any, k: Tensor, v: Tensor) -> None:
-        self.keys[layer.layer_id].index_copy_(0, loc.loc, k.view(-1, KV_HEADS, DIM))
-        self.values[layer.layer_id].index_copy_(0, loc.loc, v.view(-1, KV_HEADS, DIM))
+        self.keys[layer.layer_id].index_copy_(0, loc.loc, k.view(-1, *self.keys.shape[2:]))
+        self.values[layer.layer_id].index_copy_(0, loc.loc, v.view(-1, *self.values.shape[2:]))
 
 
 class TinyTarget:
     """Embeds tokens and positions, attends in two layers, and reads logits and features off."""
 
-    def __init__(self, slots: int, table: Tensor, page_size: int = 1, seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.pool = Pool(slots, generator)
-        self.embed, self.place = (torch.randn(n, SIZE, generator=generator) for n in (VOCAB, 200))
-        self.q, self.o = (torch.randn(LAYERS, SIZE, SIZE, generator=generator) / 4 for _ in range(2))
-        self.k, self.v = (torch.randn(LAYERS, SIZE, KV_HEADS * DIM, generator=generator) / 4 for _ in range(2))
-        self.head = torch.randn(SIZE, VOCAB, generator=generator)
+    def __init__(
+        self,
+        slots: int,
+        table: Tensor,
+        page_size: int = 1,
+        *,
+        dim: int = 4,
+        dtype: torch.dtype = torch.float32,
+        make_wrapper: Any = ReferencePagedPrefill,
+    ) -> None:
+        generator, device, size = torch.Generator().manual_seed(0), table.device, HEADS * dim
+
+        def random(*shape: int, scale: float = 1.0) -> Tensor:
+            return (torch.randn(shape, generator=generator) * scale).to(device, dtype)
+
+        self.pool = Pool(*random(2, LAYERS, slots, KV_HEADS, dim))
+        self.embed, self.place = random(VOCAB, size), random(200, size)
+        small = size**-0.5
+        self.q, self.o = random(LAYERS, size, size, scale=small), random(LAYERS, size, size, scale=small)
+        self.k, self.v = (random(LAYERS, size, KV_HEADS * dim, scale=small) for _ in range(2))
+        self.head = random(size, VOCAB, scale=small)
         config = SimpleNamespace(
-            head_dim=DIM, num_attention_heads=HEADS, get_num_kv_heads=lambda tp: KV_HEADS, context_len=200
+            head_dim=dim, num_attention_heads=HEADS, get_num_kv_heads=lambda tp: KV_HEADS, context_len=200
         )
         self.runner: Any = SimpleNamespace(
             model_config=config,
-            dtype=torch.float32,
-            kv_cache_dtype=torch.float32,
-            device="cpu",
+            dtype=dtype,
+            kv_cache_dtype=dtype,
+            device=str(device),
             page_size=page_size,
             req_to_token_pool=SimpleNamespace(req_to_token=table),
             token_to_kv_pool=self.pool,
         )
-        self.backend = CudaRaggedBackend(self.runner, ReferencePagedPrefill)
+        self.backend = CudaRaggedBackend(self.runner, make_wrapper)
         self.layers = [
             SimpleNamespace(
                 layer_id=n,
@@ -65,10 +78,10 @@ class TinyTarget:
                 attn_type=AttentionType.DECODER,
                 sliding_window_size=-1,
                 logit_cap=0.0,
-                qk_head_dim=DIM,
-                v_head_dim=DIM,
+                qk_head_dim=dim,
+                v_head_dim=dim,
                 tp_q_head_num=HEADS,
-                scaling=DIM**-0.5,
+                scaling=dim**-0.5,
             )
             for n in range(LAYERS)
         ]
