@@ -9,7 +9,7 @@ Shape legend: S request slots of a tier (R of them taken), W = gamma + 1 columns
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,6 +55,11 @@ class Round:
     prefix_lens: list[int]
     bounds: list[int]
     most: int
+
+    def to(self, device: torch.device) -> Round:
+        """Return the same on another device."""
+        moved = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, torch.Tensor)}
+        return replace(self, **moved)
 
     def inputs(self) -> VerifyInputs:
         """Give what a forward outside graphs starts from."""

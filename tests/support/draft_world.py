@@ -12,7 +12,8 @@ from torch import Tensor
 from dspark_sglang.allocate import admit, survival_of
 from dspark_sglang.attention.flashinfer import Capacity, Heads, PagedAttention, PageTable
 from dspark_sglang.attention.layout import build_plan
-from dspark_sglang.draft_graph import Drafted, DraftGraphs
+from dspark_sglang.attention.paged import build_paged
+from dspark_sglang.draft_graph import Drafted, DraftGraphs, draft_step
 from dspark_sglang.draft_inputs import DraftInputs
 from dspark_sglang.draft_kv import DraftKvPool
 from sgl_dspark.sampling.block import DraftBlock, sample_block
@@ -127,6 +128,24 @@ class World:
 
     @torch.no_grad()
     def replayed(self, step: Requests, *, greedy: bool = False) -> Drafted | None:
+        self._load(step)
+        return self.graphs.run(step.lengths, self.table, step.rows, greedy=greedy)
+
+    @torch.no_grad()
+    def eagerly(self, step: Requests, *, greedy: bool = False) -> Drafted:
+        """Run the captured operations one by one, from the same buffers."""
+        self._load(step)
+        gamma, count = self.gamma, len(step.lengths)
+        plan = build_paged([gamma] * count, [n + gamma for n in step.lengths], page_size=self.page_size, causal=False)
+        attention = self.graphs._make_attention(None)  # type: ignore[arg-type]
+        attention.plan(plan, self.table, step.rows)
+        found = draft_step(
+            self.drafter, self.pool, attention, self.inputs.tier(count), greedy=greedy, shortlist=self.shortlist
+        )
+        self.inputs.committed_rows = 0
+        return found
+
+    def _load(self, step: Requests) -> None:
         if step.committed is not None:
             self.inputs.commit(*step.committed)
         self.inputs.load(
@@ -139,7 +158,6 @@ class World:
             least=step.least,
             budget=step.budget,
         )
-        return self.graphs.run(step.lengths, self.table, step.rows, greedy=greedy)
 
     @torch.no_grad()
     def eager(
