@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
     from torch import Tensor
 
+    from dspark_sglang.device_window import DeviceWindow
     from dspark_sglang.verify import VerifyInput, VerifyWindow
     from sgl_dspark.config import DrafterConfig
 
@@ -259,7 +260,7 @@ def decode_result(
 
 
 def add_logprobs(
-    batch: ScheduleBatch, logits_output: LogitsProcessorOutput, out_tokens: Tensor, window: VerifyWindow
+    batch: ScheduleBatch, logits_output: LogitsProcessorOutput, out_tokens: Tensor, window: VerifyWindow | DeviceWindow
 ) -> None:
     """Fill a verification's log-probabilities, one row per emitted token."""
     logits_output.next_token_logits = window.unpack(logits_output.next_token_logits)

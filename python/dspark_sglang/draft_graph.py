@@ -100,7 +100,9 @@ def draft_step(
         inputs.anchors,
         inputs.temperatures,
         shortlist=shortlist,
-        uniforms=None if greedy else counter_uniforms(inputs.seed, inputs.step, *hidden.shape[:2], DRAFT),
+        uniforms=None
+        if greedy
+        else counter_uniforms(inputs.seed, inputs.step, hidden.shape[0], hidden.shape[1], DRAFT),
         greedy="all" if greedy else "some",
     )
     scales, biases = inputs.inverse_temperatures[inputs.kinds], inputs.biases[inputs.kinds]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -42,7 +42,7 @@ class CudaGraph:
         From ``torch.cuda.graph_pool_handle``.
     """
 
-    def __init__(self, pool: object = None) -> None:
+    def __init__(self, pool: Any = None) -> None:
         self._graph = torch.cuda.CUDAGraph()
         self._pool = pool
 

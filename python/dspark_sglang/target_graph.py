@@ -10,7 +10,7 @@ Shape legend: S request slots of a tier (R of them taken), W = gamma + 1 columns
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -58,7 +58,9 @@ class Round:
 
     def to(self, device: torch.device) -> Round:
         """Return the same on another device."""
-        moved = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, torch.Tensor)}
+        moved: dict[str, Any] = {
+            name: part.to(device) for name, part in vars(self).items() if isinstance(part, torch.Tensor)
+        }
         return replace(self, **moved)
 
     def inputs(self) -> VerifyInputs:
