@@ -189,3 +189,14 @@ def test_calibration_is_updated_in_place() -> None:
     world.inputs.pad(0, MOST)
     assert [buffer.data_ptr() for buffer in world.inputs.buffers()] == places
     assert bool((world.inputs.inverse_temperatures == 2.0).all())
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_replay_equals_the_same_operations_one_by_one(greedy: bool) -> None:
+    world, twin = World(None), World(None)
+    world.graphs.capture(world.table)
+    for number, count in enumerate((3, 4, 1, 2), start=1):
+        step = world.step(number, count, greedy=greedy, commits=number)
+        twin.inputs.step.copy_(world.inputs.step)
+        got, want = world.replayed(step, greedy=greedy), twin.eagerly(step, greedy=greedy)
+        check_equal(got, (want.block, want.survival, want.lens), greedy=greedy)
