@@ -17,6 +17,7 @@ from dspark_sglang.attention.flashinfer import Heads, PagedAttention, unsupporte
 from dspark_sglang.attention.layout import build_plan
 from dspark_sglang.attention.paged import build_paged
 from dspark_sglang.compat import AttentionBackend, KVWriteLoc, refuse_unsupported_inputs, refuse_unsupported_layer
+from dspark_sglang.verify import VerifyInput
 from sgl_dspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,6 +113,10 @@ class CudaRaggedBackend(AttentionBackend):
             "give --cuda-graph-backend-decode disabled and --cuda-graph-backend-prefill disabled, as dspark serve does"
         )
 
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """Return the committed length of the requests of SGLang's warm-up runs."""
+        return 1
+
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Plan this forward from host lengths; called once, before its first layer."""
         mode = forward_batch.forward_mode
@@ -120,11 +125,16 @@ class CudaRaggedBackend(AttentionBackend):
             return
         row_map = None
         if mode.is_target_verify():
-            # `seq_lens` of a verify batch are the committed lengths, anchor excluded. Where the device alone knows how
-            # many rows are verified, these are the most that there can be.
-            q_lens = forward_batch.spec_info.verify_lens_cpu
-            kv_lens = [p + q for p, q in zip(forward_batch.spec_info.prefix_lens_cpu, q_lens, strict=True)]
-            row_map = forward_batch.spec_info.row_map
+            # `seq_lens` of a verify batch are the committed lengths, anchor excluded.
+            spec_info = forward_batch.spec_info
+            if isinstance(spec_info, VerifyInput):
+                # Where the device alone knows how many rows are verified, these are the most that there can be.
+                q_lens, prefix_lens, row_map = spec_info.verify_lens_cpu, spec_info.prefix_lens_cpu, spec_info.row_map
+            else:
+                # SGLang's own warm-up runs, over whole windows.
+                prefix_lens = forward_batch.seq_lens_cpu.tolist()
+                q_lens = [spec_info.draft_token_num] * len(prefix_lens)
+            kv_lens = [p + q for p, q in zip(prefix_lens, q_lens, strict=True)]
         else:
             kv_lens = forward_batch.seq_lens_cpu.tolist()
             q_lens = [1] * len(kv_lens) if mode.is_decode() else list(forward_batch.extend_seq_lens_cpu)
