@@ -1,8 +1,16 @@
-"""Run the GPU tests and fail if none of them ran: a suite that skips everything proves nothing."""
+"""Run the GPU tests, fail if none of them ran, and time the CUDA path's parts.
+
+    python tools/gpu_tests.py [--no-timings] [--results DIR] [pytest arguments]
+
+A suite that skips everything proves nothing. See docs/gpu.md.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from argparse import ArgumentParser
+from pathlib import Path
 
 import pytest
 
@@ -20,13 +28,21 @@ class RanCounter:
 
 
 def main(arguments: list[str]) -> int:
-    """Return pytest's status, or 1 when nothing ran."""
+    """Return pytest's status, 1 when nothing ran, or that of the timings."""
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("--no-timings", action="store_true")
+    parser.add_argument("--results", default="docs/results")
+    args, rest = parser.parse_known_args(arguments)
     counter = RanCounter()
-    status = int(pytest.main(["-m", "gpu", "-rs", *arguments], plugins=[counter]))
+    status = int(pytest.main(["-m", "gpu", "-rs", *rest], plugins=[counter]))
     if counter.ran == 0:
         print("gpu: error: no GPU test ran; this needs a CUDA device and tests marked `gpu`.", file=sys.stderr)
         return 1
-    return status
+    if status or args.no_timings:
+        return status
+    # After the tests, since figures of what is wrong are worth nothing; and only where these ran, that is on CUDA.
+    command = [sys.executable, str(Path(__file__).with_name("gpu_timings.py")), "--out", args.results]
+    return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":

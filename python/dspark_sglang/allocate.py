@@ -49,3 +49,22 @@ def admit(survival: Tensor, budget: int) -> Tensor:
     admitted = torch.zeros(survival.numel(), dtype=torch.bool, device=survival.device)
     admitted[order] = True
     return (admitted.view_as(survival) & (survival > 0)).sum(1)
+
+
+def admit_within(survival: Tensor, budget: Tensor) -> Tensor:
+    """Do what `admit` does for a budget that lies on the device, in operations of fixed shape.
+
+    Parameters
+    ----------
+    survival : fp32 [R, gamma]
+    budget : int64 scalar
+
+    Returns
+    -------
+    int64 [R]
+    """
+    flat = survival.reshape(-1)
+    # Invariant: as in `admit`, ties are broken by place alone.
+    order = torch.sort(flat, descending=True, stable=True).indices
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(flat.numel(), device=flat.device))
+    return ((rank < budget) & (flat > 0)).view_as(survival).sum(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,31 @@ if TYPE_CHECKING:
     from sgl_dspark.calibration.online import OnlineCalibration
     from sgl_dspark.planner.config import PlannerConfig
     from sgl_dspark.sampling.block import DraftBlock
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """What the device ranks a step's drafts by, known before they are drafted.
+
+    Attributes
+    ----------
+    budget : int
+        Drafts that go to whoever ranks first.
+    room, least : int64 [R]
+        Most drafts of each request, 0 for those not drafted; and drafts verified in any case.
+    most : int
+        The most drafts that this comes to.
+    """
+
+    budget: int
+    room: np.ndarray
+    least: np.ndarray
+    most: int
+
+    @property
+    def bounds(self) -> list[int]:
+        """Return the most tokens that are verified of each request, anchor included."""
+        return (1 + np.minimum(self.room, self.least + self.budget)).tolist()
 
 
 class Allocator:
@@ -50,6 +76,41 @@ class Allocator:
             lens = self._probe(step, lens, room)
         step.lens = lens
         step.expected = 1.0 + np.where(self._slots < lens[:, None], survival, np.float32(0.0)).sum(axis=1)
+
+    def on_device(self, step: Step, config: PlannerConfig) -> DevicePlan | None:
+        """Say what the device is to rank by; None for policies that decide from the confidences themselves.
+
+        Invariant: nothing here has seen the step's own drafts or confidences.
+        """
+        drafted, budget = step.decision.drafted, step.decision.budget
+        room = step.room if drafted is None else np.where(drafted, step.room, 0)
+        least = np.zeros(len(room), np.int64)
+        if budget is None:
+            if config.policy == "threshold" or (config.policy == "early-stop" and step.costs is not None):
+                return None
+            fixed = self.gamma if config.verify_drafts is None else config.verify_drafts
+            least, budget = np.minimum(room, fixed), 0
+        budget = min(budget, int(room.sum()))
+        planned = min(budget + int(least.sum()), int(room.sum()))
+        if config.policy != "static":
+            chosen = self.probes.full_length_probe(step.number, len(room), planned + len(room))
+            if chosen >= 0 and room[chosen] > least[chosen]:
+                # What it adds is known to the device; all of it is charged.
+                self.probes.charge(int(room[chosen] - least[chosen]))
+                planned = min(planned + int(room[chosen] - least[chosen]), int(room.sum()))
+                least[chosen] = room[chosen]
+        return DevicePlan(budget, room, least, planned)
+
+    def settle(self, step: Step) -> None:
+        """Set ``step.lens`` and ``step.expected`` from what the device has ranked, once that has arrived."""
+        assert step.sent is not None
+        assert step.sent.ranked_cpu is not None
+        step.sent.wait()
+        lens, survival = (part.numpy() for part in step.sent.ranked_cpu)
+        rows = slice(None) if step.drafted is None else step.drafted.numpy()
+        step.lens, step.expected = np.zeros(len(step.slots), np.int64), np.ones(len(step.slots), np.float32)
+        step.lens[rows] = lens
+        step.expected[rows] += np.where(self._slots < lens[:, None], survival, np.float32(0.0)).sum(axis=1)
 
     def _wanted(self, step: Step, block: DraftBlock, survival: np.ndarray, config: PlannerConfig) -> np.ndarray:
         budget = step.decision.budget

@@ -1,21 +1,23 @@
-"""The only module that names what SGLang 0.5.23 keeps private or may move.
+"""With `compat_target`, the only module that names what SGLang 0.5.23 keeps private or may move.
 
 Everything else imports SGLang's internals through here, so that a new SGLang
-version is one file to read.
+version is two files to read.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
@@ -23,7 +25,6 @@ from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sgl_dspark.errors import TargetMismatchError
 
 if TYPE_CHECKING:
-    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
     from torch import Tensor
 
+    from dspark_sglang.device_window import DeviceWindow
     from dspark_sglang.verify import VerifyInput, VerifyWindow
     from sgl_dspark.config import DrafterConfig
 
@@ -48,8 +50,8 @@ __all__ = [
 ]
 
 
-def refuse_unsupported_layer(layer: RadixAttention) -> None:
-    """Raise if a layer asks for attention that the CPU backend does not compute.
+def refuse_unsupported_layer(layer: RadixAttention, backend: str) -> None:
+    """Raise if a layer asks for attention that our backend of this name does not compute.
 
     Raises
     ------
@@ -59,14 +61,14 @@ def refuse_unsupported_layer(layer: RadixAttention) -> None:
     """
     window = layer.sliding_window_size
     if layer.is_cross_attention or layer.attn_type == AttentionType.ENCODER_ONLY:
-        raise NotImplementedError("the dspark_cpu attention backend serves decoder self-attention only")
+        raise NotImplementedError(f"the {backend} attention backend serves decoder self-attention only")
     if (window is not None and window > -1) or layer.logit_cap:
-        raise NotImplementedError("the dspark_cpu attention backend has no sliding window and no logit soft cap")
+        raise NotImplementedError(f"the {backend} attention backend has no sliding window and no logit soft cap")
     if layer.qk_head_dim != layer.v_head_dim:
-        raise NotImplementedError("the dspark_cpu attention backend needs keys and values of one width")
+        raise NotImplementedError(f"the {backend} attention backend needs keys and values of one width")
 
 
-def refuse_unsupported_inputs(others: dict[str, Any]) -> None:
+def refuse_unsupported_inputs(others: dict[str, Any], backend: str) -> None:
     """Raise if a model hands its attention more than queries, keys and values: leaving it out would change the output.
 
     Raises
@@ -76,7 +78,7 @@ def refuse_unsupported_inputs(others: dict[str, Any]) -> None:
     """
     for name, value in others.items():
         if value is not None:
-            raise NotImplementedError(f"the dspark_cpu attention backend does not know the attention input {name}")
+            raise NotImplementedError(f"the {backend} attention backend does not know the attention input {name}")
 
 
 def resolved(server_args: ServerArgs) -> Any:
@@ -142,40 +144,9 @@ def forward_target_verify(
     return worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True).logits_output
 
 
-def forward_target_probe(
-    worker: TpModelWorker, verify_input: VerifyInput, seq_lens: Tensor, request_rows: Tensor, slots: Tensor
-) -> LogitsProcessorOutput:
-    """Run the target as `forward_target_verify` does, for requests that exist only to be timed.
-
-    Parameters
-    ----------
-    seq_lens, request_rows : int64 [R]
-        Committed lengths, and rows of the slot table that the caller has filled.
-    slots : int64 [T]
-        Where keys and values of the verified rows go.
-    """
-    runner = worker.model_runner
-    forward_batch = ForwardBatch(
-        forward_mode=ForwardMode.TARGET_VERIFY,
-        batch_size=seq_lens.numel(),
-        input_ids=verify_input.draft_token,
-        req_pool_indices=request_rows,
-        seq_lens=seq_lens,
-        seq_lens_cpu=seq_lens.cpu(),
-        orig_seq_lens=seq_lens,
-        out_cache_loc=slots,
-        seq_lens_sum=int(seq_lens.sum()),
-        positions=verify_input.positions,
-        spec_algorithm=runner.spec_algorithm,
-        spec_info=verify_input,
-        capture_hidden_mode=CaptureHiddenMode.FULL,
-        global_forward_mode=ForwardMode.TARGET_VERIFY,
-    )
-    forward_batch = runner.prepare_dummy_forward_batch(forward_batch)
-    runner.kv_index_translator.bind_runner_slots(forward_batch)
-    runner.attn_backend.init_forward_metadata(forward_batch)
-    forward_batch.mark_forward_metadata_ready()
-    return worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True).logits_output
+def greedy_requests(requests: Any) -> np.ndarray:
+    """Tell which requests are greedy, bool [R], from their own parameters and so without asking the device."""
+    return np.array([request.sampling_params.top_k <= 1 for request in requests], bool)
 
 
 def request_identities(batch: ScheduleBatch, runner: ModelRunner) -> tuple[Tensor, Tensor]:
@@ -236,6 +207,11 @@ def take_features(logits_output: LogitsProcessorOutput) -> Tensor:
     return features
 
 
+def logits_output(logits: Tensor) -> LogitsProcessorOutput:
+    """Wrap logits ``[rows, V]`` as SGLang hands them on."""
+    return LogitsProcessorOutput(next_token_logits=logits)
+
+
 def draft_input(bonus_tokens: Tensor, new_seq_lens: Tensor) -> DFlashDraftInputV2:
     """Return what the next decode step starts from: each request's anchor and committed length."""
     rows, device = new_seq_lens.numel(), bonus_tokens.device
@@ -284,7 +260,7 @@ def decode_result(
 
 
 def add_logprobs(
-    batch: ScheduleBatch, logits_output: LogitsProcessorOutput, out_tokens: Tensor, window: VerifyWindow
+    batch: ScheduleBatch, logits_output: LogitsProcessorOutput, out_tokens: Tensor, window: VerifyWindow | DeviceWindow
 ) -> None:
     """Fill a verification's log-probabilities, one row per emitted token."""
     logits_output.next_token_logits = window.unpack(logits_output.next_token_logits)

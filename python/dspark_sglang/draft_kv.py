@@ -17,6 +17,7 @@ from dspark_sglang.attention.cpu import run_plan
 from dspark_sglang.kernels.context_kv import write_context
 
 if TYPE_CHECKING:
+    from dspark_sglang.attention.flashinfer import PagedAttention
     from dspark_sglang.attention.layout import RaggedPlan
     from sgl_dspark.config import DrafterConfig
     from sgl_dspark.model.drafter import Drafter
@@ -87,3 +88,17 @@ class BlockAttention:
         keys.index_copy_(0, self._slots, k)
         values.index_copy_(0, self._slots, v)
         return run_plan(self._plan, q, keys, values, self._pool.scale)
+
+
+class PagedBlockAttention:
+    """Does the same through a paged kernel that was planned for the block's rows."""
+
+    def __init__(self, pool: DraftKvPool, attention: PagedAttention, slots: torch.Tensor) -> None:
+        self._pool, self._attention, self._slots = pool, attention, slots
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `sgl_dspark.model.attention.Attend`; rows are request-major."""
+        keys, values = self._pool.buffer[layer]
+        keys.index_copy_(0, self._slots, k)
+        values.index_copy_(0, self._slots, v)
+        return self._attention.run(q, keys, values)

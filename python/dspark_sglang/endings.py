@@ -95,3 +95,23 @@ class Endings:
         for i in np.flatnonzero(ends.any(axis=1)).tolist():
             if not compat.ignores_end_tokens(requests[i]):
                 self._ended[slots[i]] = generations[i]
+
+    def cut(self, drafts: np.ndarray, verified: np.ndarray, accepted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Bound rounds by the first drafted end of the answer.
+
+        Nothing behind it was meant to be right; whether it was accepted must not matter, or the rounds that are cut
+        would be the lucky ones.
+
+        Parameters
+        ----------
+        drafts : int64 [n, gamma]
+        verified, accepted : int64 [n]
+            Drafts verified, and how many of these were correct.
+
+        Returns
+        -------
+        verified, accepted : int64 [n]
+        """
+        ends = (drafts[:, :, None] == self.end_tokens).any(axis=2)
+        first_end = np.where(ends.any(axis=1), ends.argmax(axis=1), drafts.shape[1]) + 1
+        return np.minimum(verified, first_end), np.minimum(accepted, first_end)

@@ -62,8 +62,10 @@ def default_profile(target_path: str, draft_path: str) -> Path:
 def worker_fingerprint(worker: DsparkWorker, target_path: str, tensor_parallel: int) -> Fingerprint:
     """Describe everything that step times of ``worker`` depend on."""
     runner = worker.model_runner
+    tiers = worker.knowledge.graph_tiers
     return Fingerprint(
         {
+            **({} if tiers is None else {"graph tiers": " ".join(map(str, tiers))}),
             "target": Path(target_path).name,
             "target weights": weights_id(target_path),
             "draft weights": weights_id(worker.config.draft_path),

@@ -62,6 +62,8 @@ class Knowledge:
         self.calibration_source, calibration = load_calibration(config, gamma, draft_path)
         greedy, sampled = (calibration.greedy.map, calibration.sampled.map) if calibration else (None, None)
         self.calibration = OnlineCalibration(gamma, greedy, sampled, DRIFT)
+        # Verify tokens, ascending, of the graphs that were captured: what a step costs is what its tier costs.
+        self.graph_tiers: list[int] | None = None
         self.step_time: OnlineStepTime | None = None
         self.step_time_source = "none"
         self._untimed = 0
@@ -87,7 +89,7 @@ class Knowledge:
             if not probes:
                 logger.warning("step times: the KV pool is too small to measure any; blocks are verified whole")
                 return
-            model = fit(probes)
+            model = fit(probes, self.graph_tiers)
             self.step_time_source = "measured at start-up"
             if not off:
                 try:

@@ -200,7 +200,6 @@ def serve(plan: LaunchPlan) -> None:
     target = flag_value(plan.arguments, *_MODEL_FLAGS)
     config = preflight.check_target(target) if target is not None else None
     draft = flag_value(plan.arguments, *_DRAFT_FLAGS)
-    ours = selection.worker_choice() == selection.OURS
     if plan.speculative and ours and config is not None and draft is not None:
         preflight.check_pair(config, draft)
     check_plugin()

@@ -14,14 +14,14 @@ import torch
 from dspark_sglang.attention.layout import build_plan
 from dspark_sglang.kernels.draft_block import sample_block
 from dspark_sglang.sampling_bridge import RowSampling, accept, spread, without_drafts
-from dspark_sglang.verify import BlockLayout, VerifyInput
+from dspark_sglang.verify import BlockLayout, VerifyInput, VerifyWindow
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     from dspark_sglang.adjust.step import StepAdjustments
+    from dspark_sglang.device_window import DeviceWindow
     from dspark_sglang.draft_kv import DraftKvPool
-    from dspark_sglang.verify import VerifyWindow
     from sgl_dspark.model.drafter import Drafter
     from sgl_dspark.sampling.block import DraftBlock
     from sgl_dspark.sampling.rejection import Verdict
@@ -45,10 +45,10 @@ class StepParts:
         self.drafter, self.runner = drafter, runner
         self.gamma = drafter.config.gamma
         self.stride = self.gamma + 1
-        self._pool, self._shortlist = pool, shortlist
-        self._table = runner.req_to_token_pool.req_to_token
-        self._offsets = torch.arange(self.stride, device=self._table.device)
-        self._device = self._table.device
+        self.pool, self.shortlist = pool, shortlist
+        self.table = runner.req_to_token_pool.req_to_token
+        self._offsets = torch.arange(self.stride, device=self.table.device)
+        self._device = self.table.device
 
     def layout(self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, request_rows: torch.Tensor) -> BlockLayout:
         """Look up where anchor and drafts go."""
@@ -56,7 +56,7 @@ class StepParts:
             seq_lens=seq_lens,
             prefix_lens_cpu=seq_lens_cpu,
             req_pool_indices=request_rows,
-            req_to_token=self._table,
+            req_to_token=self.table,
             offsets=self._offsets,
             max_positions=self.runner.model_config.context_len,
         )
@@ -78,15 +78,15 @@ class StepParts:
             anchors, seq_lens, request_rows = anchors[drafted], seq_lens[drafted], request_rows[drafted]
             slots, prefix_lens, own = slots[drafted], [prefix_lens[r] for r in places], rows.select(drafted)
         kv_lens = [length + self.gamma for length in prefix_lens]
-        plan = build_plan(self._table, request_rows, [self.gamma] * len(kv_lens), kv_lens, causal=False)
-        attend = self._pool.attend(plan, slots[:, : self.gamma].reshape(-1))
+        plan = build_plan(self.table, request_rows, [self.gamma] * len(kv_lens), kv_lens, causal=False)
+        attend = self.pool.attend(plan, slots[:, : self.gamma].reshape(-1))
         hidden = self.drafter.block_hidden(anchors, seq_lens, attend)
         block = sample_block(
             self.drafter,
             hidden,
             anchors,
             own.draft_temperatures,
-            shortlist=self._shortlist,
+            shortlist=self.shortlist,
             uniforms=own.uniforms(len(kv_lens), self.gamma),
             greedy=own.greediness,
             adjustment=None if adjustments is None else adjustments.for_draft(places),
@@ -102,12 +102,18 @@ class StepParts:
         return VerifyInput.of(window.pack(tokens), window)
 
     def accept(
-        self, block: DraftBlock | None, window: VerifyWindow, logits: torch.Tensor, rows: RowSampling
+        self,
+        block: DraftBlock | None,
+        window: VerifyWindow | DeviceWindow,
+        logits: torch.Tensor,
+        rows: RowSampling,
+        uniforms: torch.Tensor | None = None,
     ) -> Verdict:
         """Accept a prefix of each block and emit one token more; without drafts, just emit one."""
         if block is None:
+            assert isinstance(window, VerifyWindow)
             return without_drafts(window, logits, rows, self.stride)
-        return accept(block, window, logits, rows)
+        return accept(block, window, logits, rows, uniforms)
 
     def commit(self, features: torch.Tensor, window: VerifyWindow, accept_lens: torch.Tensor) -> None:
         """Write the draft's context KV of the anchor and the accepted drafts."""
@@ -120,4 +126,4 @@ class StepParts:
 
     def write_context(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         """Write the draft's context KV of tokens whose target features are known."""
-        self._pool.write_context(self.drafter, features, positions, slots)
+        self.pool.write_context(self.drafter, features, positions, slots)

@@ -43,12 +43,12 @@ def register() -> None:
     """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    from dspark_sglang.attention.register import register_cpu_backend
+    from dspark_sglang.attention.register import register_backends
     from dspark_sglang.bridge.conditions import default_mode
     from dspark_sglang.hooks import HOOKS
     from dspark_sglang.selection import BRIDGE, worker_choice
 
-    register_cpu_backend()
+    register_backends()
     for hook in HOOKS:
         HookRegistry.register(hook.target, hook.function, hook.kind)
         RECORD.hooks.append(hook.target)

@@ -12,16 +12,18 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from dspark_sglang import compat
+from dspark_sglang.allocation import DevicePlan
+from dspark_sglang.compat_target import flat_verify_batch, forward_target_flat
+from dspark_sglang.running import Running
 from dspark_sglang.sampling_bridge import RowSampling
 from sgl_dspark.sps.fit import Kind, Probe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
+    from collections.abc import Iterator, Sequence
 
     from dspark_sglang.verify import VerifyWindow
     from dspark_sglang.worker import DsparkWorker
@@ -44,7 +46,9 @@ class Point:
     context: int
 
 
-def ladder(max_requests: int, gamma: int, room: int, context_length: int) -> list[Point]:
+def ladder(
+    max_requests: int, gamma: int, room: int, context_length: int, tiers: Sequence[int] | None = None
+) -> list[Point]:
     """List the sizes to measure, smallest first.
 
     Parameters
@@ -56,6 +60,8 @@ def ladder(max_requests: int, gamma: int, room: int, context_length: int) -> lis
         KV slots that may be written.
     context_length : int
         Tokens that a request may have.
+    tiers : sequence of int, optional
+        Verify tokens at which graphs exist; each is measured, since what a step costs is what its tier costs.
 
     Returns
     -------
@@ -72,6 +78,12 @@ def ladder(max_requests: int, gamma: int, room: int, context_length: int) -> lis
         points += [Point(requests, requests * width, short) for width in widths]
         if requests in (1, 4, 16) and long > short:
             points += [Point(requests, requests * width, long) for width in (1, gamma + 1)]
+    for tokens in tiers or ():
+        # As many requests as fill it with blocks half verified.
+        requests = min(max_requests, max(1, 2 * tokens // (gamma + 2)))
+        if requests < tokens <= requests * (gamma + 1):
+            points.append(Point(requests, tokens, short))
+    points = list(dict.fromkeys(points))
     fits = [p for p in points if p.requests * (p.context + gamma + 1) < room]
     return sorted(fits, key=lambda p: (p.tokens, p.requests, p.context))
 
@@ -88,7 +100,9 @@ def measure_step_times(worker: DsparkWorker) -> list[Probe]:
         The ``verify`` and ``plain`` times hold acceptance and commit.
     """
     started = time.perf_counter()
-    points = ladder(worker.max_requests, worker.gamma, worker.num_slots, worker.model_runner.model_config.context_len)
+    context_length = worker.model_runner.model_config.context_len
+    tiers = None if worker.device_path is None else worker.device_path.tiers
+    points = ladder(worker.max_requests, worker.gamma, worker.num_slots, context_length, tiers)
     if not points:
         return []
     times: dict[tuple[Kind, Point], list[float]] = {}
@@ -107,6 +121,8 @@ def measure_step_times(worker: DsparkWorker) -> list[Probe]:
             logger.info("measuring step times: turn %d of at most %d, %.1f s", turn + 1, TURNS + 1, spent)
             if spent * (turn + 2) / (turn + 1) > TOTAL_S:
                 break
+        if worker.device_path is not None:
+            worker.device_path.flush()
     return [
         Probe(kind, point.requests, point.tokens, point.requests * point.context, seconds)
         for (kind, point), repeats in times.items()
@@ -136,36 +152,66 @@ def _one_step(worker: DsparkWorker, point: Point) -> dict[Kind, float]:
     seq_lens = torch.full((count,), point.context, dtype=torch.int64, device=device)
     anchors = torch.arange(count, device=device) % worker.drafter.config.vocab_size
     rows = RowSampling.greedy(count, device)
-    took: dict[Kind, float] = {}
+    on_device = worker.device_path is not None and point.tokens > count
+    if worker.device_path is not None and not on_device:
+        worker.device_path.flush()
     clock = _Clock(device)
     layout = worker.parts.layout(seq_lens, seq_lens.cpu(), rows_of_table)
+    running = Running(anchors, seq_lens, rows_of_table, layout, rows, np.zeros(count, np.int64))
+    return (_on_device if on_device else _from_host)(worker, running, point, clock)
+
+
+def _from_host(worker: DsparkWorker, running: Running, point: Point, clock: _Clock) -> dict[Kind, float]:
+    count, gamma, layout, rows = point.requests, worker.gamma, running.layout, running.rows
+    took: dict[Kind, float] = {}
     block = None
     if point.tokens > count:
-        block = worker.parts.draft(layout, anchors, seq_lens, rows_of_table, rows)
+        block = worker.parts.draft(layout, running.anchors, running.seq_lens, running.request_rows, rows)
         if point.tokens == count * (gamma + 1):
             took["draft"] = clock.lap()
     lens = torch.full((count,), point.tokens // count, dtype=torch.int64)
     clock.lap()
-    _verify(worker, layout.window(lens), anchors, block, seq_lens, rows_of_table, rows)
+    _verify(worker, running, layout.window(lens), block)
     took["verify" if block is not None else "plain"] = clock.lap()
     return took
 
 
-def _verify(
-    worker: DsparkWorker,
-    window: VerifyWindow,
-    anchors: Tensor,
-    block: DraftBlock | None,
-    seq_lens: Tensor,
-    rows_of_table: Tensor,
-    rows: RowSampling,
-) -> None:
-    verify_input = worker.parts.verify_input(anchors, block, window)
-    output = compat.forward_target_probe(
-        worker._target_worker, verify_input, seq_lens, rows_of_table, window.pack(window.slots)
-    )
-    features = compat.take_features(output)
-    outcome = worker.parts.accept(block, window, output.next_token_logits, rows)
+def _on_device(worker: DsparkWorker, running: Running, point: Point, clock: _Clock) -> dict[Kind, float]:
+    """Time the graphs that serve, or what serves where there are none."""
+    count, gamma, path = point.requests, worker.gamma, worker.device_path
+    assert path is not None
+    took: dict[Kind, float] = {}
+    room = np.full(count, gamma)
+    plan = DevicePlan(0, room, _spread(point.tokens - count, count, gamma), point.tokens - count)
+    proposal = path.propose(running, plan)
+    drafted = clock.lap()
+    if point.tokens == count * (gamma + 1):
+        took["draft"] = drafted
+    output, features, window = path.verify(running, plan, proposal)
+    worker.parts.accept(proposal.block, window, output.next_token_logits, running.rows)
+    path.commit(features, window)
+    took["verify"] = clock.lap()
+    return took
+
+
+def _spread(drafts: int, requests: int, gamma: int) -> np.ndarray:
+    """Deal ``drafts`` out evenly, at most ``gamma`` to each: int64 [requests]."""
+    each, more = divmod(drafts, requests)
+    return np.minimum(each + (np.arange(requests) < more), gamma)
+
+
+def _verify(worker: DsparkWorker, running: Running, window: VerifyWindow, block: DraftBlock | None) -> None:
+    if worker.device_path is not None:
+        output, features = worker.device_path.verify_from_host(running, window, block)
+    else:
+        verify_input = worker.parts.verify_input(running.anchors, block, window)
+        slots, lengths = window.pack(window.slots), running.seq_lens
+        batch = flat_verify_batch(
+            worker.target_worker, verify_input, lengths, lengths.cpu(), running.request_rows, slots
+        )
+        output = forward_target_flat(worker.target_worker, batch)
+        features = compat.take_features(output)
+    outcome = worker.parts.accept(block, window, output.next_token_logits, running.rows)
     worker.parts.commit(features, window, outcome.accept_lens)
 
 

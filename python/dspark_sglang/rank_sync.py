@@ -33,6 +33,11 @@ class RankSync:
             raise ValueError("more than one rank needs a process group to agree in")
         self._group, self._world_size = group, world_size
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to agree with."""
+        return self._world_size == 1
+
     def agree(self, values: Tensor) -> Tensor:
         """Replace ``values`` by rank 0's, in place.
 

@@ -33,6 +33,8 @@ class Sent:
         Uncalibrated confidence logits; readable once `ready`.
     tokens_cpu : int64 [n, gamma]
         The drafts.
+    ranked_cpu : (int64 [n], fp32 [n, gamma]) or None
+        Drafts verified and their survival, where the device ranked them.
     """
 
     step: int
@@ -42,6 +44,12 @@ class Sent:
     logits_cpu: Tensor
     tokens_cpu: Tensor
     event: Any = None
+    ranked_cpu: tuple[Tensor, Tensor] | None = None
+
+    def wait(self) -> None:
+        """Wait for the copies. Sync: for whoever holds the step's verdict, which was copied after them."""
+        if self.event is not None:
+            self.event.synchronize()
 
     def ready(self) -> bool:
         """Whether the copies have arrived; never waits."""
@@ -62,15 +70,16 @@ class ConfidenceRelay:
         kinds: np.ndarray,
         logits: Tensor,
         tokens: Tensor,
+        ranked: tuple[Tensor, Tensor] | None = None,
     ) -> Sent:
-        """Start the copies of one step and return their handle."""
-        if tokens.device.type == "cpu":
-            sent = Sent(step, slots, generations, kinds, logits, tokens)
-        else:
-            logits_cpu, tokens_cpu = _to_pinned(logits), _to_pinned(tokens)
+        """Start the copies of one step and return their handle; arguments as the attributes of `Sent`."""
+        event = None
+        if tokens.device.type != "cpu":
+            logits, tokens = _to_pinned(logits), _to_pinned(tokens)
+            ranked = None if ranked is None else (_to_pinned(ranked[0]), _to_pinned(ranked[1]))
             event = torch.cuda.Event()
             event.record()
-            sent = Sent(step, slots, generations, kinds, logits_cpu, tokens_cpu, event)
+        sent = Sent(step, slots, generations, kinds, logits, tokens, event, ranked)
         self._pending.append(sent)
         return sent
 

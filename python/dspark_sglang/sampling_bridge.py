@@ -6,12 +6,14 @@ Shape legend: R requests, W = gamma + 1 columns, T = sum of verify_lens, V vocab
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from dspark_sglang import compat
 from dspark_sglang.kernels.rejection import verify
+from dspark_sglang.verify import VerifyWindow
 from sgl_dspark.calibration.online import ADJUSTED
 from sgl_dspark.calibration.records import GREEDY, SAMPLED
 from sgl_dspark.sampling.block import DraftBlock
@@ -20,12 +22,14 @@ from sgl_dspark.sampling.rejection import Verdict
 from sgl_dspark.sampling.warp import Filters, target_probs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from torch import Tensor
 
     from dspark_sglang.adjust.seeds import SeededRequests
     from dspark_sglang.adjust.step import StepAdjustments
-    from dspark_sglang.verify import VerifyWindow
+    from dspark_sglang.device_window import DeviceWindow
     from sgl_dspark.sampling.warp import Greediness
 
 
@@ -93,10 +97,15 @@ class RowSampling:
             None if self.seeded is None else self.seeded.select(requests),
         )
 
-    def kinds(self, count: int) -> np.ndarray:
-        """Tell which calibration each of ``count`` requests has, int64 [count]; see `sgl_dspark.calibration.online`."""
+    def kinds(self, count: int, requests: Sequence[Any] | None = None) -> np.ndarray:
+        """Tell which calibration each of ``count`` requests has, int64 [count]; see `sgl_dspark.calibration.online`.
+
+        ``requests`` are SGLang's, from whose own parameters an accelerator need not be asked.
+        """
         if self.greediness != "some":
             found = np.full(count, SAMPLED if self.greediness == "none" else GREEDY)
+        elif requests is not None and self.greedy_rows.device.type != "cpu":
+            found = np.where(compat.greedy_requests(requests), GREEDY, SAMPLED)
         else:
             # Sync: a batch of both kinds reads back which is which (free on a CPU).
             found = np.where(self.greedy_rows.cpu().numpy(), GREEDY, SAMPLED)
@@ -113,10 +122,10 @@ class RowSampling:
         found[self.seeded.places.to(device)] = self.seeded.uniforms(width)
         return found
 
-    def target_law(self, logits: Tensor, window: VerifyWindow) -> Tensor:
+    def target_law(self, logits: Tensor, window: VerifyWindow | DeviceWindow) -> Tensor:
         """Return the target's law of every verified row, fp32 [T, V]."""
         per_row = [
-            torch.repeat_interleave(values, window.verify_lens, output_size=logits.shape[0])
+            window.per_row(values, logits.shape[0])
             for values in (self.draft_temperatures, self.top_ks, self.top_ps, self.min_ps)
         ]
         # Sync: with filters, their bounds are read back (free on a CPU).
@@ -124,24 +133,33 @@ class RowSampling:
         return target_probs(logits, *per_row, filters=filters)
 
 
-def accept(block: DraftBlock, window: VerifyWindow, logits: Tensor, rows: RowSampling) -> Verdict:
+def accept(
+    block: DraftBlock,
+    window: VerifyWindow | DeviceWindow,
+    logits: Tensor,
+    rows: RowSampling,
+    uniforms: Tensor | None = None,
+) -> Verdict:
     """Accept a prefix of every block and emit one token more.
 
     Parameters
     ----------
     block : DraftBlock
         The drafts and the law they were drawn from.
-    window : VerifyWindow
+    window : VerifyWindow or DeviceWindow
         Which of them were verified.
     logits : float [T, V]
-        The target's logits of the verified rows.
+        The target's logits of the verified rows; a padded tail is not read.
     rows : RowSampling
         The requests' sampling parameters.
+    uniforms : float [R, W], optional
+        See `sgl_dspark.sampling.rejection.verify`.
     """
     argmax = None if rows.greediness == "none" else logits.argmax(-1)
     probs = None if rows.greediness == "all" else rows.target_law(logits, window)
     exact, greedy = rows.greedy_rows, rows.greediness
     if rows.seeded is not None:
+        assert isinstance(window, VerifyWindow)
         # A seed fixes the target's choice at each row, and a draft that is that choice is right: as for greedy ones.
         assert probs is not None
         count = len(window.verify_lens_list)
@@ -155,6 +173,7 @@ def accept(block: DraftBlock, window: VerifyWindow, logits: Tensor, rows: RowSam
         target_probs=probs,
         greedy_rows=exact,
         greedy=greedy,
+        uniforms=uniforms,
     )
 
 

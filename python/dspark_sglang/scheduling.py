@@ -16,12 +16,13 @@ import numpy as np
 import torch
 
 from dspark_sglang import compat, policy_codec
-from dspark_sglang.allocation import Allocator
+from dspark_sglang.allocation import Allocator, DevicePlan
 from dspark_sglang.endings import Endings
 from dspark_sglang.ledger import Ledger
 from dspark_sglang.rank_sync import RankSync
 from dspark_sglang.relay import ConfidenceRelay
 from dspark_sglang.rounds import RoundLog
+from dspark_sglang.scheduling_state import describe, report_launch, report_time
 from dspark_sglang.step import Step
 from sgl_dspark.calibration.online import ADJUSTED
 from sgl_dspark.calibration.records import SAMPLED
@@ -104,7 +105,7 @@ class VerifyScheduler:
         lengths = batch.seq_lens_cpu
         count, context_tokens = len(slots), int(lengths.sum())
         costs = self.knowledge.costs(count, self.gamma, context_tokens) if self.ragged else None
-        kinds = rows.kinds(count)
+        kinds = rows.kinds(count, batch.reqs)
         calibration = self.knowledge.calibration
         room = (self._context_length - 1 - lengths).clamp(0, self.gamma).numpy()
         if self.planner.config.policy != "static":
@@ -165,14 +166,13 @@ class VerifyScheduler:
     def _close(self, now: float) -> None:
         """Take the time from the last decode step's start to now as what it cost."""
         last, self._last = self._last, None
-        if last is None or last.lens is None:
+        if last is None:
             return
-        seconds, budget = now - last.started_s, int(last.lens.sum())
-        self.knowledge.observe_time(len(last.lens), budget, last.drafted_count, last.context_tokens, seconds)
-        predicted_s = last.predicted_s(budget)
-        self.ledger.timed(last, predicted_s, seconds)
-        if self.recorder is not None:
-            self.recorder.timed(last, predicted_s, seconds)
+        seconds, budget = now - last.started_s, last.verified
+        self.knowledge.observe_time(len(last.slots), budget, last.drafted_count, last.context_tokens, seconds)
+        last.took = (last.predicted_s(budget), seconds)
+        if last.lens is not None:
+            report_time(last, self.ledger, self.recorder)
 
     # During the step.
 
@@ -192,6 +192,18 @@ class VerifyScheduler:
         self._mark(step)
         return lens + 1
 
+    def rank_on_device(self, step: Step) -> DevicePlan | None:
+        """Return what the device ranks this step's drafts by; None where the host must, or other ranks be told."""
+        if step.drafts and self.ragged and self._ranks.alone:
+            step.on_device = self.allocator.on_device(step, self.planner.config)
+        return step.on_device
+
+    def launched(self, step: Step, lens: Tensor, survival: Tensor) -> None:
+        """Take the place of `verify_lens` where the device ranked: of the n requests that drafted, on the device."""
+        self._mark(step)
+        step.ranked, self._last = (lens, survival), step
+        self._mark(step)
+
     def end(self, step: Step, block: DraftBlock | None, verdict: Verdict) -> None:
         """Send what the host will learn from: confidences to the planner, with the drafts to the calibration."""
         self._mark(step)
@@ -203,14 +215,13 @@ class VerifyScheduler:
                 rows, on_device = step.drafted.numpy(), step.drafted.to(drafts.device)
                 slots, generations, kinds = slots[rows], generations[rows], kinds[rows]
                 logits, drafts = logits[on_device], drafts[on_device]
-            step.sent = self._relay.send(step.number, slots, generations, kinds, logits, drafts)
+            step.sent = self._relay.send(step.number, slots, generations, kinds, logits, drafts, step.ranked)
         self._unlearned.append(step)
         if len(self._unlearned) > MOST_UNLEARNED:
             self._unlearned.clear()
             self.ledger.fallbacks["step_without_verdict"] += 1
-        self.ledger.decided(step)
-        if self.recorder is not None:
-            self.recorder.decided(step)
+        if step.lens is not None:
+            report_launch(step, self.ledger, self.recorder)
 
     # After the step.
 
@@ -222,6 +233,10 @@ class VerifyScheduler:
             self._unlearned.clear()
             self.ledger.fallbacks["verdict_without_step"] += 1
             return
+        if step.lens is None:
+            self.allocator.settle(step)
+            report_launch(step, self.ledger, self.recorder)
+            report_time(step, self.ledger, self.recorder)
         alive = np.array([not compat.is_over(request) for request in step.requests], bool)
         accepted = np.array(num_correct_drafts, np.int64)
         self.ledger.verdict(step, accepted, alive)
@@ -242,12 +257,7 @@ class VerifyScheduler:
             rows = drafted[kept]
         if not len(rows):
             return
-        drafts = step.sent.tokens_cpu.numpy()[kept]
-        ends = (drafts[:, :, None] == self._endings.end_tokens).any(axis=2)
-        # Nothing behind a drafted end of the answer was meant to be right; whether it was accepted must not matter,
-        # or the rounds that are cut would be the lucky ones.
-        first_end = np.where(ends.any(axis=1), ends.argmax(axis=1), self.gamma) + 1
-        verified, accepted = np.minimum(step.lens[rows], first_end), np.minimum(accepted[rows], first_end)
+        verified, accepted = self._endings.cut(step.sent.tokens_cpu.numpy()[kept], step.lens[rows], accepted[rows])
         logits, kinds = step.sent.logits_cpu.numpy()[kept], step.kinds[rows]
         if self.recorder is not None:
             self.recorder.rounds(logits, verified, accepted, kinds)
@@ -272,16 +282,7 @@ class VerifyScheduler:
 
     def state(self) -> dict[str, Any]:
         """Return what ``GET /dspark/state`` shows, as JSON values."""
-        probes, fallbacks = self.allocator.probes, {**self.planner.fallbacks, **self.ledger.fallbacks}
-        shown = {
-            "policy": policy_codec.shown(self.planner.config),
-            "model": {"gamma": self.gamma, "ragged": self.ragged, **self.knowledge.identity},
-            **self.knowledge.state(),
-            **self.ledger.state(),
-            "planner": dict(self.planner.totals),
-            "fallbacks": dict(sorted(fallbacks.items())),
-            "probes": {"full_length": probes.probes, "extra_tokens": probes.extra_tokens, "share": probes.share},
-        }
+        shown = describe(self)
         if self._send_rounds_after is not None:
             shown["rounds"] = self.rounds.reply(self._send_rounds_after)
         return shown

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from dspark_sglang.allocation import DevicePlan
     from dspark_sglang.relay import Sent
     from sgl_dspark.planner.step import Decision, StepCosts
 
@@ -30,7 +31,13 @@ class Step:
     drafted : int64 tensor [n] or None
         Requests that draft; None for all.
     lens : int64 [R]
-        Drafts verified, known once ranked.
+        Drafts verified, known once ranked; where the device ranks, once its verdict is there.
+    on_device : DevicePlan or None
+        What the device ranks by.
+    ranked : (int64 [n], fp32 [n, gamma]) tensors or None
+        Drafts verified of the drafted requests, and their survival, as the device ranked them.
+    took : (float, float) or None
+        Seconds predicted and measured, kept until ``lens`` is known.
     policy : str
         In force when it was decided.
     expected : float32 [R] or None
@@ -54,6 +61,9 @@ class Step:
     policy: str = "adaptive"
     drafted: Tensor | None = None
     lens: np.ndarray | None = None
+    on_device: DevicePlan | None = None
+    ranked: tuple[Tensor, Tensor] | None = None
+    took: tuple[float, float] | None = None
     expected: np.ndarray | None = None
     sent: Sent | None = None
     emitted: int | None = None
@@ -72,6 +82,13 @@ class Step:
         if not self.drafts:
             return 0
         return len(self.slots) if self.drafted is None else len(self.drafted)
+
+    @property
+    def verified(self) -> int:
+        """Drafts that the step verifies: exactly, or the most where the device ranks."""
+        if self.lens is not None:
+            return int(self.lens.sum())
+        return 0 if self.on_device is None else self.on_device.most
 
     def predicted_s(self, budget: int) -> float:
         """Return the seconds that were expected of this step with ``budget`` drafts verified; 0 if nothing was."""

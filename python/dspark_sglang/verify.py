@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from dspark_sglang.attention.cuda import RowMap
+
 
 @dataclass(frozen=True)
 class BlockLayout:
@@ -156,6 +158,10 @@ class VerifyWindow:
         flat = values.reshape(-1)
         return flat if self.packed is None else flat.index_select(0, self.packed)
 
+    def per_row(self, values: Tensor, rows: int) -> Tensor:
+        """Repeat each request's ``values`` [R] over its ``rows`` verified rows in all: [T]."""
+        return torch.repeat_interleave(values, self.verify_lens, output_size=rows)
+
     def unpack(self, rows: Tensor) -> Tensor:
         """Spread verified rows ``[T, ...]`` over the full window ``[R * W, ...]``; the rest is zero."""
         if self.packed is None:
@@ -169,16 +175,27 @@ class VerifyInput(compat.DFlashVerifyInput):
 
     verify_lens_cpu: list[int]
     prefix_lens_cpu: list[int]
+    # Set where the device alone knows the lengths; `verify_lens_cpu` then has the most that each can be.
+    row_map: RowMap | None
 
     @classmethod
     def of(cls, tokens: Tensor, window: VerifyWindow) -> VerifyInput:
         """Describe the verification of flat ``tokens`` [T] laid out by ``window``."""
+        positions = window.pack(window.positions)
+        return cls.flat(tokens, positions, window.positions.shape[1], window.verify_lens_list, window.prefix_lens)
+
+    @classmethod
+    def flat(
+        cls, tokens: Tensor, positions: Tensor, width: int, verify_lens: list[int], prefix_lens: list[int]
+    ) -> VerifyInput:
+        """Describe flat ``tokens`` and ``positions`` [T] of requests that may verify ``width`` tokens each."""
         made = cls(
             draft_token=tokens,
-            positions=window.pack(window.positions),
-            draft_token_num=window.positions.shape[1],
+            positions=positions,
+            draft_token_num=width,
             capture_hidden_mode=compat.CaptureHiddenMode.FULL,
         )
-        made.verify_lens_cpu = window.verify_lens_list
-        made.prefix_lens_cpu = window.prefix_lens
+        made.verify_lens_cpu = verify_lens
+        made.prefix_lens_cpu = prefix_lens
+        made.row_map = None
         return made

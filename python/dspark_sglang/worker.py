@@ -9,15 +9,18 @@ Shape legend: R requests, G = gamma drafts, T = sum of verify_lens, V vocabulary
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dspark_sglang import compat
+from dspark_sglang import compat, device_decode
 from dspark_sglang.adjust.adjuster import Adjuster
 from dspark_sglang.attention.cpu import CpuRaggedBackend
+from dspark_sglang.attention.cuda import CudaRaggedBackend
 from dspark_sglang.config import SchedulingConfig, WorkerConfig
+from dspark_sglang.device_path import DevicePath, build_device_path
 from dspark_sglang.draft_kv import DraftKvPool
 from dspark_sglang.fingerprint import default_profile, worker_fingerprint
 from dspark_sglang.knowledge import Knowledge
@@ -27,9 +30,11 @@ from dspark_sglang.parts import StepParts
 from dspark_sglang.preflight import refuse_flags
 from dspark_sglang.probes import measure_step_times
 from dspark_sglang.rank_sync import RankSync
+from dspark_sglang.running import Running
 from dspark_sglang.sampling_bridge import RowSampling
 from dspark_sglang.scheduling import VerifyScheduler
 from dspark_sglang.switches import run_test_hook
+from dspark_sglang.worker_contract import ContractWorker
 from sgl_dspark.model.checkpoint import load_drafter
 
 if TYPE_CHECKING:
@@ -39,11 +44,14 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.server_args import ServerArgs
 
+    from dspark_sglang.device_window import DeviceWindow
+    from dspark_sglang.verify import VerifyWindow
+    from sgl_dspark.sampling.rejection import Verdict
 
 logger = logging.getLogger(__name__)
 
 
-class DsparkWorker(compat.BaseSpecWorker):
+class DsparkWorker(ContractWorker):
     """Drafts a block per request, verifies it with the target, commits what was accepted.
 
     Constructed by SGLang's scheduler with the built-in worker's keywords.
@@ -61,6 +69,8 @@ class DsparkWorker(compat.BaseSpecWorker):
         resolved = compat.resolved(server_args)
         refuse_flags(resolved)
         self._target_path, self._tensor_parallel = resolved.model_path, resolved.tp_size
+        self.seed = int(resolved.random_seed or 0)
+        self.device_path: DevicePath | None = None
         self.config = WorkerConfig.from_server(server_args)
         self.drafter = load_drafter(
             self.config.draft_path,
@@ -96,11 +106,6 @@ class DsparkWorker(compat.BaseSpecWorker):
         return (self.model_runner.attn_backend, self)
 
     @property
-    def needs_cpu_seq_lens(self) -> bool:
-        """Whether committed lengths are needed on the host: the draft's plan is built there."""
-        return True
-
-    @property
     def max_requests(self) -> int:
         """Most requests that run at once."""
         return compat.num_request_rows(self.model_runner) - 1
@@ -123,15 +128,18 @@ class DsparkWorker(compat.BaseSpecWorker):
         self.token_to_kv_pool_allocator = token_to_kv_pool_allocator
         pool = DraftKvPool(self.drafter.config, self.num_slots, self.model_runner.dtype, self.device)
         self.parts = StepParts(self.drafter, pool, self.model_runner, self.config.shortlist)
-        self.adjuster = Adjuster(self.model_runner, self.stride, self.device, self._note_lost_answer)
+        self.adjuster = Adjuster(
+            self.model_runner, self.stride, self.device, partial(self.count_fallback, "answer_not_followed")
+        )
 
-    def _note_lost_answer(self) -> None:
-        self.scheduler.ledger.fallbacks["answer_not_followed"] += 1
+    def count_fallback(self, name: str) -> None:
+        """Count a fallback by its name in docs/scheduling.md."""
+        self.scheduler.ledger.fallbacks[name] += 1
 
     def init_attention_backends(self) -> None:
         """Look at the target's backend; the draft needs none, it runs from plans."""
         # SGLang's own backends verify equal lengths only, by its contract for DFlash.
-        self._ragged = isinstance(self.model_runner.attn_backend, CpuRaggedBackend)
+        self._ragged = isinstance(self.model_runner.attn_backend, CpuRaggedBackend | CudaRaggedBackend)
         scheduling = SchedulingConfig.from_environment()
         identity = {"target": Path(self._target_path).name, "draft": Path(self.config.draft_path).name}
         sizes = row_sizes(self.model_runner.model, self.max_requests * self.stride)
@@ -146,22 +154,21 @@ class DsparkWorker(compat.BaseSpecWorker):
         )
 
     def init_cuda_graphs(self) -> None:
-        """Measure the step times that planning weighs; the draft runs eagerly, so there is nothing to capture."""
+        """Capture our own graphs where there is CUDA, and measure the step times that planning weighs."""
         if self._ragged:
+            self.use_device_path(build_device_path(self))
             fingerprint = worker_fingerprint(self, self._target_path, self._tensor_parallel)
             profile = default_profile(self._target_path, self.config.draft_path)
             self.knowledge.start(lambda: measure_step_times(self), fingerprint, profile)
         recording.start(self, self.scheduler, str(self.drafter.config.markov_head_type))
         run_test_hook(self)
 
-    def get_confidence_budget_prepare(self) -> None:
-        """Return None: our own relay feeds the planner, at the start of each decode step."""
-        return
-
-    def set_dspark_forced_budget_frac(self, frac: float | None) -> None:
-        """Refuse SGLang's debugging override of the verify budget; ours is a policy."""
-        if frac is not None:
-            raise ValueError("dspark_force_budget_frac has no effect here; choose a policy with POST /dspark/policy")
+    def use_device_path(self, path: DevicePath | None) -> None:
+        """Rank on the device from now on and capture the graphs for it; None leaves ranking to the host."""
+        self.device_path = path
+        if path is not None:
+            path.capture()
+            self.knowledge.graph_tiers = path.tiers
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """Learn from a step's verdict, which SGLang hands over one step later."""
@@ -182,10 +189,6 @@ class DsparkWorker(compat.BaseSpecWorker):
     def clear_info_records(self) -> None:
         """Start the totals of the scheduling state over."""
         self.scheduler.clear_totals()
-
-    def block_accept_estimate_log_suffix(self) -> str | None:
-        """Return None: the log line of SGLang needs no estimate."""
-        return None
 
     @torch.no_grad()
     def forward_batch_generation(
@@ -213,18 +216,12 @@ class DsparkWorker(compat.BaseSpecWorker):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, publish)
         if batch.forward_mode.is_idle():
-            return self._idle(publish)
+            return self.idle(publish)
         return self._decode(batch, publish, grammar_barrier)
-
-    def _idle(self, publish: Callable[..., None]) -> Any:
-        empty = torch.empty(0, dtype=torch.int64, device=self.device)
-        publish(empty)
-        return compat.decode_result(
-            logits_output=None, out_tokens=empty, accept_lens=empty, new_seq_lens=empty, bonus=empty, stride=self.stride
-        )
 
     def _prefill(self, batch: ScheduleBatch, publish: Callable[..., None]) -> Any:
         self.scheduler.interrupt(sum(batch.extend_lens))
+        self._flush()
         slots = batch.out_cache_loc.long()
         positions = torch.cat(
             [
@@ -244,41 +241,56 @@ class DsparkWorker(compat.BaseSpecWorker):
         return result
 
     def _decode(self, batch: ScheduleBatch, publish: Callable[..., None], barrier: Callable[[], None] | None) -> Any:
-        anchors = batch.spec_info.bonus_tokens
         adjustments = self.adjuster.begin(batch, barrier)
         rows = RowSampling.of(batch.sampling_info, adjustments)
         layout = self.parts.layout(batch.seq_lens, batch.seq_lens_cpu, batch.req_pool_indices)
         step = self.scheduler.begin(batch, rows)
-        block = None
+        plan = device_decode.plan_for(self, step, adjusted=adjustments is not None)
+        if plan is not None:
+            return device_decode.run(self, batch, layout, rows, step, plan, publish)
+        self._flush()
+        anchors, block = batch.spec_info.bonus_tokens, None
         if step.drafts:
             block = self.parts.draft(
                 layout, anchors, batch.seq_lens, batch.req_pool_indices, rows, step.drafted, adjustments
             )
         window = layout.window(self.scheduler.verify_lens(step, block))
-        verify_input = self.parts.verify_input(anchors, block, window)
-        batch.out_cache_loc = window.pack(window.slots)
-        logits_output = compat.forward_target_verify(
-            self._target_worker, batch, verify_input, lens_include_window=not self._ragged
-        )
-        features = compat.take_features(logits_output)
+        if self.device_path is None:
+            verify_input = self.parts.verify_input(anchors, block, window)
+            batch.out_cache_loc = window.pack(window.slots)
+            logits_output = compat.forward_target_verify(
+                self._target_worker, batch, verify_input, lens_include_window=not self._ragged
+            )
+            features = compat.take_features(logits_output)
+        else:
+            running = Running(anchors, batch.seq_lens, batch.req_pool_indices, layout, rows, step.kinds)
+            logits_output, features = self.device_path.verify_from_host(running, window, block)
         if adjustments is not None:
             adjustments.apply(logits_output.next_token_logits, window, block)
         outcome = self.parts.accept(block, window, logits_output.next_token_logits, rows)
-        new_seq_lens = batch.seq_lens + outcome.accept_lens
-        publish(new_seq_lens)
+        publish(batch.seq_lens + outcome.accept_lens)
         if adjustments is not None:
             adjustments.commit(outcome.out_tokens, outcome.accept_lens)
         self.parts.commit(features, window, outcome.accept_lens)
         self.scheduler.end(step, block, outcome)
+        return self.result(batch, logits_output, outcome, window)
+
+    def _flush(self) -> None:
+        if self.device_path is not None:
+            self.device_path.flush()
+
+    def result(
+        self, batch: ScheduleBatch, logits_output: Any, outcome: Verdict, window: VerifyWindow | DeviceWindow
+    ) -> Any:
+        """Return a decode step's result in SGLang's contract."""
         if batch.return_logprob:
             compat.add_logprobs(batch, logits_output, outcome.out_tokens, window)
-        bonus = outcome.out_tokens.gather(1, (outcome.accept_lens - 1).unsqueeze(1)).squeeze(1)
         return compat.decode_result(
             logits_output=logits_output,
             out_tokens=outcome.out_tokens,
             accept_lens=outcome.accept_lens,
-            new_seq_lens=new_seq_lens,
-            bonus=bonus,
+            new_seq_lens=batch.seq_lens + outcome.accept_lens,
+            bonus=outcome.out_tokens.gather(1, (outcome.accept_lens - 1).unsqueeze(1)).squeeze(1),
             stride=self.stride,
             verify_lens=window.verify_lens,
         )

@@ -83,7 +83,7 @@ def poison_freed_slots(worker: Any) -> None:
     def poison(slots: torch.Tensor) -> None:
         for buffer in (*pool.k_buffer, *pool.v_buffer):
             buffer[slots] = torch.nan
-        worker.parts._pool.buffer[:, :, slots] = torch.nan
+        worker.parts.pool.buffer[:, :, slots] = torch.nan
         give_back(slots)
 
     allocator.free = poison

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from dspark_sglang.attention import kernel
+from dspark_sglang.attention import CPU_BACKEND_NAME, kernel
 from dspark_sglang.attention.layout import RaggedPlan, build_plan
 from dspark_sglang.attention.tiles import Tile
 from dspark_sglang.compat import AttentionBackend, KVWriteLoc, refuse_unsupported_inputs, refuse_unsupported_layer
@@ -152,7 +152,7 @@ class CpuRaggedBackend(AttentionBackend):
         forward_batch: ForwardBatch,
         save_kv_cache: bool,
     ) -> torch.Tensor:
-        refuse_unsupported_layer(layer)
+        refuse_unsupported_layer(layer, CPU_BACKEND_NAME)
         if save_kv_cache and k is not None and v is not None:
             self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         assert self._plan is not None
@@ -164,10 +164,10 @@ class CpuRaggedBackend(AttentionBackend):
 
     def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **others):  # type: ignore[no-untyped-def]
         """Prefill, chunked prefill and target verification."""
-        refuse_unsupported_inputs(others)
+        refuse_unsupported_inputs(others, CPU_BACKEND_NAME)
         return self._forward(q, k, v, layer, forward_batch, save_kv_cache)
 
     def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, **others):  # type: ignore[no-untyped-def]
         """One token per request."""
-        refuse_unsupported_inputs(others)
+        refuse_unsupported_inputs(others, CPU_BACKEND_NAME)
         return self._forward(q, k, v, layer, forward_batch, save_kv_cache)

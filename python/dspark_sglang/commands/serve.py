@@ -73,12 +73,16 @@ def run(args: Namespace) -> int:
     """Serve until stopped; 0 after Ctrl-C or SIGTERM."""
     import torch
 
+    from dspark_sglang.cuda_flags import for_cuda
     from dspark_sglang.http.settings import set_http
     from dspark_sglang.launch import plan_launch, serve, set_shortlist
     from dspark_sglang.metrics.flags import set_sla
     from dspark_sglang.scheduling_flags import set_scheduling
 
-    plan = plan_launch(args.rest, plain=args.plain, cuda=torch.cuda.is_available(), metrics=not args.no_metrics)
+    cuda = torch.cuda.is_available()
+    plan = plan_launch(args.rest, plain=args.plain, cuda=cuda, metrics=not args.no_metrics)
+    if cuda:
+        plan = for_cuda(plan)
     set_sla(args.sla)
     set_shortlist(plan, args.shortlist)
     set_scheduling(args)

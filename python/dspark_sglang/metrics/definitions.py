@@ -20,6 +20,18 @@ Kind = Literal["counter", "gauge", "histogram"]
 # Tokens per second per user at which service is judged; 35/50 and 80/120 are the anchors of the paper (Sec. 5.4).
 DEFAULT_SLA = (20.0, 35.0, 50.0, 80.0, 120.0)
 LEDGER_REASONS = ("answer_not_followed", "confidence_late", "step_without_verdict", "verdict_without_step")
+# Why a step ran outside captured graphs on CUDA.
+GRAPH_REASONS = (
+    "draft_graph_adjusted",
+    "draft_graph_failed",
+    "draft_graph_memory",
+    "draft_graph_pages",
+    "draft_graph_size",
+    "target_graph_failed",
+    "target_graph_memory",
+    "target_graph_pages",
+    "target_graph_size",
+)
 # Requests in one decode step, by powers of two: the upper end of each class.
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 BINS = 10
@@ -32,7 +44,7 @@ LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "policy": tuple(POLICIES),
     "mode": ("drafted", "plain"),
     "source": ("verify", "prefill"),
-    "reason": (*ROW_REASONS, *STEP_REASONS, *LEDGER_REASONS, "other"),
+    "reason": (*ROW_REASONS, *STEP_REASONS, *LEDGER_REASONS, *GRAPH_REASONS, "other"),
     "finish": ("stop", "length", "abort"),
     "why": ("plain_step", "left_out"),
     "phase": ("plan", "draft", "rank", "verify", "rest"),

@@ -91,6 +91,6 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def init_backend(self) -> None:
         """Register the attention backend in the worker process."""
-        from dspark_sglang.attention.register import register_cpu_backend
+        from dspark_sglang.attention.register import register_backends
 
-        register_cpu_backend()
+        register_backends()
