@@ -204,7 +204,7 @@ class BridgeWorld:
             self.ring.copy()
         lens = None if layout is None else layout.verify_lens
         emitted = torch.zeros(len(batch.reqs) * (GAMMA + 1), dtype=torch.int64)
-        scheduler.launched(SimpleNamespace(cap_lens=lens, next_token_ids=emitted))
+        scheduler.returned(SimpleNamespace(cap_lens=lens, next_token_ids=emitted))
         if correct is not None:
             scheduler.learn(correct)
         return k, None if lens is None else lens.tolist()

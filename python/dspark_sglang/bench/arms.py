@@ -15,6 +15,7 @@ from typing import Any
 from dspark_sglang import launch, preflight
 from dspark_sglang.bench import BenchError
 from dspark_sglang.bench.machine import Cores
+from dspark_sglang.command_line import flag_value
 from sgl_dspark.comparison import DSPARK_ONLY, without_flags
 from sgl_dspark.server_process import PLAIN, Arm, ServerArm, UrlArm
 
@@ -69,10 +70,10 @@ def find_pair(args: Namespace) -> Pair:
     for flag, why in _OURS.items():
         if any(f == flag or f.startswith(flag + "=") for f in flags):
             raise BenchError(f"leave out {flag}: bench starts the servers itself, and {why}")
-    if launch.flag_value(flags, "--config") is not None:
+    if flag_value(flags, "--config") is not None:
         raise BenchError("--config is not supported by bench; give its flags after -- instead")
-    target = args.target or launch.flag_value(flags, *_TARGET_FLAGS)
-    draft = args.draft or launch.flag_value(flags, *_DRAFT_FLAGS)
+    target = args.target or flag_value(flags, *_TARGET_FLAGS)
+    draft = args.draft or flag_value(flags, *_DRAFT_FLAGS)
     if target is None and draft is not None:
         raise BenchError("a draft needs its target: give --target as well")
     if target is not None and draft is None:

@@ -232,7 +232,7 @@ class BridgeScheduler(VerifyScheduler):
         bridged.in_force = self._head.in_force
         self.receive(bridged, confidence)
 
-    def launched(self, result: Any) -> None:
+    def returned(self, result: Any) -> None:
         """Note what the worker returned for the step that was decided."""
         bridged, self._deciding = self._deciding, None
         if bridged is None:

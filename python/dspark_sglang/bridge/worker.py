@@ -150,7 +150,7 @@ class BridgeWorker(DSparkWorkerV2):
         elif mode.is_idle():
             scheduler.interrupt()
         else:
-            scheduler.launched(result)
+            scheduler.returned(result)
         return result
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: Sequence[int], batch_size: int = 0) -> None:
