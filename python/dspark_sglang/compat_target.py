@@ -44,7 +44,7 @@ def flat_verify_batch(
         seq_lens_cpu=seq_lens_cpu,
         orig_seq_lens=seq_lens,
         out_cache_loc=slots,
-        seq_lens_sum=int(seq_lens_cpu.sum()),
+        seq_lens_sum=int(seq_lens_cpu.numpy().sum()),
         positions=verify_input.positions,
         spec_algorithm=runner.spec_algorithm,
         spec_info=verify_input,

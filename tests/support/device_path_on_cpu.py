@@ -11,10 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
+from dspark_sglang import compat
 from dspark_sglang.attention.cuda import CudaRaggedBackend
-from dspark_sglang.device_path import DevicePath, build_device_path
+from dspark_sglang.device_path import build_device_path
 from dspark_sglang.graphs import Graph
-from tests.support.fake_graph import FakeGraph, NoSync
+from sgl_dspark.model import packed
+from sgl_dspark.model.checkpoint import load_drafter
+from tests.support.fake_graph import FakeGraph
 from tests.support.paged_reference import ReferencePagedPrefill
 
 
@@ -38,12 +41,25 @@ def without_graphs(worker: Any) -> None:
 
 def _install(worker: Any, make_graph: Callable[[object], Graph]) -> None:
     runner = worker.model_runner
+    _unpack(worker)
     runner.attn_backend = CudaRaggedBackend(runner, ReferencePagedPrefill)
     path = build_device_path(worker, ReferencePagedPrefill, make_graph)
     assert path is not None
     worker.use_device_path(path)
     _copy_what_is_sent(worker.scheduler._relay)
-    _refuse_to_wait(path)
+
+
+def _unpack(worker: Any) -> None:
+    """Load the draft again without oneDNN's layout, which is opaque to what records operations."""
+    packed.can_pack = lambda weight: False
+    worker.drafter = worker.parts.drafter = load_drafter(
+        worker.config.draft_path,
+        dtype=worker.model_runner.dtype,
+        device=worker.device,
+        **compat.target_embeddings(worker.model_runner),
+    )
+    worker.drafter.reserve_positions(worker.model_runner.model_config.context_len + 2 * worker.stride)
+    worker.drafter.fuse_for_serving()
 
 
 def _copy_what_is_sent(relay: Any) -> None:
@@ -55,15 +71,3 @@ def _copy_what_is_sent(relay: Any) -> None:
         return send(step, slots, generations, kinds, logits.clone(), tokens.clone(), own)
 
     relay.send = copied
-
-
-def _refuse_to_wait(path: DevicePath) -> None:
-    """Raise where the way from anchor to verdict would read the device, but for SGLang's own layers."""
-    propose = path.propose
-
-    def checked(*args: Any) -> Any:
-        with NoSync():
-            return propose(*args)
-
-    # A replay runs recorded operations, which were checked when they were recorded.
-    path.propose = checked  # type: ignore[method-assign]

@@ -6,6 +6,7 @@ wait for the device are refused, as capture refuses them.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -86,6 +87,10 @@ class FakeGraph(TorchDispatchMode):
         try:
             with self:
                 run()
+        except SynchronisesError:
+            # The message alone does not say whose operation it was.
+            traceback.print_exc()
+            raise
         finally:
             FakeGraph.recording = None
 

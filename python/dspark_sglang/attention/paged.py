@@ -37,6 +37,8 @@ class PagedPlan:
         First page of each request slot, then P.
     last_page_len : int32 [S]
         Tokens in the last page of each, 1..page_size; 1 for a request slot without pages.
+    rows, pages : int
+        Query rows N and entries of the page table P, those of padding requests included.
     requests : int
         R; the slots after it are padding.
     page_size : int
@@ -47,6 +49,8 @@ class PagedPlan:
     qo_indptr: Tensor
     kv_indptr: Tensor
     last_page_len: Tensor
+    rows: int
+    pages: int
     requests: int
     page_size: int
     causal: bool
@@ -55,16 +59,6 @@ class PagedPlan:
     def slots(self) -> int:
         """Request slots S, the padding ones included."""
         return self.last_page_len.numel()
-
-    @property
-    def rows(self) -> int:
-        """Query rows N, those of padding requests included."""
-        return int(self.qo_indptr[-1])
-
-    @property
-    def pages(self) -> int:
-        """Entries of the page table P."""
-        return int(self.kv_indptr[-1])
 
 
 def build_paged(
@@ -114,9 +108,9 @@ def build_paged(
         rows[requests:], tokens[requests:] = padding_rows, 1
     pages = -(-tokens // page_size)
     last = np.where(tokens > 0, tokens - (pages - 1) * page_size, 1)
-    return PagedPlan(
-        _indptr(rows), _indptr(pages), torch.from_numpy(last.astype(np.int32)), requests, page_size, causal
-    )
+    last_page_len = torch.from_numpy(last.astype(np.int32))
+    totals = int(rows.sum()), int(pages.sum())
+    return PagedPlan(_indptr(rows), _indptr(pages), last_page_len, *totals, requests, page_size, causal)
 
 
 def _indptr(counts: np.ndarray) -> Tensor:
