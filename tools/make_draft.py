@@ -130,7 +130,7 @@ def make(preset: Preset, name: str, args: Namespace) -> None:
     run("train", ROOT / "recipes" / preset.recipe, *given, *args.override)
     draft = work / "run" / "draft"
     if preset.vocabulary:
-        run("convert", draft, work / "draft", "--target", target, "--draft-vocabulary", work / "cache", "--least", "3")
+        run("convert", draft, work / "draft", "--target", target, "--draft-vocabulary", work / "cache", "--least", "20")
         draft = work / "draft"
     run(
         "evaluate", "--target", target, "--draft", draft, "--prompts", *files.values(), "--temperatures", "1", "0",

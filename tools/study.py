@@ -98,7 +98,7 @@ def _with(arm: Arm, name: str, **overrides: object) -> Arm:
 EXPERIMENTS = {
     "shipped": Experiment(
         "The demo draft", "the accept lengths of Table 1, for the draft in checkpoints/", "smollm2", 10_000,
-        (Arm("shipped", {}),), ("--temperatures", "1", "0"), study_report.shipped, seeds=(1,), least=3,
+        (Arm("shipped", {}),), ("--temperatures", "1", "0"), study_report.shipped, seeds=(1,), least=20,
     ),
     "table1": Experiment(
         "Accept length of DSpark, DFlash and an Eagle3-style draft", "Table 1 and figure 2", "smollm2", STEPS,

@@ -93,9 +93,9 @@ def _of_own_server(args: Namespace) -> Shown:
     pair = arms.find_pair(args)
     cores = machine.plan_cores("auto", machine.usable_cores(), threads=arms.threads(), gpu=machine.has_gpu())
     flags = ["--step-time-profile", "off", *without_flags(args.server_flags, ("--step-time-profile",))]
-    server = Namespace(**{**vars(args), "server_flags": flags})
     with tempfile.TemporaryDirectory() as logs:
-        arm = next(a for a in arms.server_arms(server, pair, cores, Path(logs)) if a.name == arms.DSPARK)
+        made = arms.server_arms(flags, pair, cores, Path(logs), startup_s=args.startup_timeout)
+        arm = next(a for a in made if a.name == arms.DSPARK)
         sys.stderr.write("profile: starting the server, which measures\n")
         with arm.open() as url:
             return _of_server(url)

@@ -94,18 +94,26 @@ def demo_target() -> str:
     return reply.stdout.strip()
 
 
-def server_arms(args: Namespace, pair: Pair, cores: Cores, log_folder: Path) -> list[Arm]:
+def server_arms(
+    server_flags: Sequence[str],
+    pair: Pair,
+    cores: Cores,
+    log_folder: Path,
+    *,
+    startup_s: float,
+    metrics_overhead: bool = False,
+) -> list[Arm]:
     """Compose the two servers: the target alone and the target with its draft, everything else equal.
 
-    With ``--metrics-overhead`` both have the draft, and the baseline exports no metrics.
+    With ``metrics_overhead`` both have the draft, and the baseline exports no metrics.
     """
-    flags = without_flags(args.server_flags, (*_TARGET_FLAGS, *_DRAFT_FLAGS))
+    flags = without_flags(server_flags, (*_TARGET_FLAGS, *_DRAFT_FLAGS))
     target = ["--model-path", pair.target]
     commands = {
         PLAIN: [*DSPARK_COMMAND, "serve", "--plain", *target, *without_flags(flags, DSPARK_ONLY)],
         DSPARK: [*DSPARK_COMMAND, "serve", *target, _DRAFT_FLAGS[0], pair.draft, *flags],
     }
-    if args.metrics_overhead:
+    if metrics_overhead:
         commands = {NO_METRICS: [*commands[DSPARK], "--no-metrics"], DSPARK: commands[DSPARK]}
     return [
         ServerArm(
@@ -114,7 +122,7 @@ def server_arms(args: Namespace, pair: Pair, cores: Cores, log_folder: Path) -> 
             log_folder,
             cores=cores.server,
             environment={"OMP_NUM_THREADS": str(threads())},
-            startup_s=args.startup_timeout,
+            startup_s=startup_s,
         )
         for name, command in commands.items()
     ]

@@ -131,7 +131,11 @@ def set_up(args: Namespace, folder: Path) -> Setup:
     settings = RequestSettings(args.max_tokens, args.temperature, args.ignore_eos, args.timeout, args.body)
     plan = Plan(prompts, args.concurrency, args.rounds, args.requests, settings, args.policies, args.waves)
     pair = None if args.url else arms.find_pair(args)
-    chosen = arms.url_arms(args.url) if pair is None else arms.server_arms(args, pair, cores, folder)
+    if pair is None:
+        chosen = arms.url_arms(args.url)
+    else:
+        options = {"startup_s": args.startup_timeout, "metrics_overhead": args.metrics_overhead}
+        chosen = arms.server_arms(args.server_flags, pair, cores, folder, **options)
     chosen = [arm for arm in chosen if not (args.no_plain and arm.name == PLAIN)]
     header = {
         "command": ["dspark", *sys.argv[1:]],

@@ -89,7 +89,8 @@ def _from_own_server(pair: arms.Pair, args: Namespace) -> collect.Collected:
     usable = machine.usable_cores()
     cores = machine.plan_cores("none", usable, threads=arms.threads(), gpu=machine.has_gpu())
     with tempfile.TemporaryDirectory(prefix="dspark-calibrate-") as folder:
-        chosen = {arm.name: arm for arm in arms.server_arms(args, pair, cores, Path(folder))}[arms.DSPARK]
+        made = arms.server_arms(args.server_flags, pair, cores, Path(folder), startup_s=args.startup_timeout)
+        chosen = {arm.name: arm for arm in made}[arms.DSPARK]
         _log("starting the server")
         with chosen.open() as url:
             return _ask_prompts(Server(url), args)

@@ -20,17 +20,13 @@ from sgl_dspark.server_process import ServerArm
 FOUR = frozenset(range(4))
 
 
-def _args(
-    *flags: str, target: str | None = None, draft: str | None = None, metrics_overhead: bool = False
-) -> Namespace:
-    found = {"target": target, "draft": draft, "server_flags": list(flags), "startup_timeout": 5}
-    return Namespace(**found, metrics_overhead=metrics_overhead)
+def _args(*flags: str, target: str | None = None, draft: str | None = None) -> Namespace:
+    return Namespace(target=target, draft=draft, server_flags=list(flags))
 
 
 def _commands(*flags: str, metrics_overhead: bool = False) -> dict[str, list[str]]:
-    made = server_arms(
-        _args(*flags, metrics_overhead=metrics_overhead), Pair("t", "d"), Cores(None, None, "test"), Path()
-    )
+    cores = Cores(None, None, "test")
+    made = server_arms(flags, Pair("t", "d"), cores, Path(), startup_s=5, metrics_overhead=metrics_overhead)
     return {arm.name: list(arm.command)[3:] for arm in made if isinstance(arm, ServerArm)}
 
 

@@ -70,7 +70,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         made = Bench(plain, dspark, tmp_path / "result.json")
         fakes = [FakeArm("plain", plain, made.events), FakeArm("dspark", dspark, made.events)]
         monkeypatch.setattr(arms, "find_pair", lambda _: arms.Pair("some/target", "some/draft"))
-        monkeypatch.setattr(arms, "server_arms", lambda *_: fakes)
+        monkeypatch.setattr(arms, "server_arms", lambda *_, **__: fakes)
         yield made
 
 

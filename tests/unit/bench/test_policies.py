@@ -41,7 +41,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeChatServer, F
     with FakeChatServer() as plain, FakeChatServer(details=DETAILS, policies=True) as dspark:
         made = [OwnArm(name, server.url, True) for name, server in (("plain", plain), ("dspark", dspark))]
         monkeypatch.setattr(arms, "find_pair", lambda _: arms.Pair("some/target", "some/draft"))
-        monkeypatch.setattr(arms, "server_arms", lambda *_: made)
+        monkeypatch.setattr(arms, "server_arms", lambda *_, **__: made)
         yield plain, dspark
 
 

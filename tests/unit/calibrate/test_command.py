@@ -16,6 +16,7 @@ from dspark_sglang.commands import calibrate as command
 from sgl_dspark.calibration import store
 from sgl_dspark.calibration.records import RecordSet
 from sgl_dspark.errors import ConfigError, DataError
+from sgl_dspark.server_process import ServerArm
 from tests.support.fake_dspark_server import POLICY, FakeDsparkServer
 from tests.support.pair import DRAFT
 from tests.support.rounds import Traffic
@@ -144,19 +145,17 @@ def test_a_kind_without_rounds_stays_as_it_is(
 def test_a_server_of_its_own_is_started_and_ended(
     server: FakeDsparkServer, draft: Path, gamma: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events = []
+    events: list[str] = []
 
-    class Own:
-        name = arms.DSPARK
-
-        @contextlib.contextmanager
-        def open(self) -> Iterator[str]:
-            events.append("start")
-            yield server.url
-            events.append("end")
+    @contextlib.contextmanager
+    def open_server(arm: ServerArm) -> Iterator[str]:
+        assert "some/target" in arm.command
+        events.append("start")
+        yield server.url
+        events.append("end")
 
     monkeypatch.setattr(arms, "find_pair", lambda _: arms.Pair("some/target", str(draft)))
-    monkeypatch.setattr(arms, "server_arms", lambda *_: [Own()])
+    monkeypatch.setattr(ServerArm, "open", open_server)
     assert command.run(_parse("--prompts", str(fixture_prompts(draft.parent)), "--held-out", "0.5")) == 0
     assert events == ["start", "end"]
     assert store.load(draft / store.FILE_NAME, gamma=gamma, draft_sha256=None).gamma == gamma

@@ -43,8 +43,9 @@ def test_step_times_are_of_one_setting(monkeypatch: pytest.MonkeyPatch, tmp_path
     runner = SimpleNamespace(dtype=torch.float32, attn_backend=object(), model_config=SimpleNamespace(context_len=64))
     config = SimpleNamespace(draft_path=str(tmp_path), shortlist=None)
     worker: Any = SimpleNamespace(
-        model_runner=runner, config=config, gamma=3, device=torch.device("cpu"), max_requests=2, num_slots=64
-    )
+        model_runner=runner, config=config, gamma=3, device=torch.device("cpu"), max_requests=2, num_slots=64,
+        knowledge=SimpleNamespace(graph_tiers=None),
+    )  # fmt: skip
     found = []
     for text in ("", "1", "0"):
         monkeypatch.setenv(variable, text)
