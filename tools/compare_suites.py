@@ -20,7 +20,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.support import suites
-from tests.support.server import ServerProcess
 from tests.support.suites import Outcome
 
 # Whether the target is alone, and whether our HTTP layer is around it.
@@ -32,15 +31,14 @@ def run_arm(plain: bool, layer: bool, names: Sequence[str], folder: Path) -> Res
     """Serve one arm and run the suites; what each test came to, by suite."""
     environment = {} if layer else {"SGL_DSPARK_HTTP": '{"layer": false}'}
     folder.mkdir(parents=True)
-    flags = suites.server_flags(plain=plain)
-    server = ServerProcess(flags, folder / "server.log", **environment)
+    server = suites.suites_server(folder / "server.log", plain=plain, **environment)
     found: Results = {}
     try:
         server.start()
         for name in names:
             work = folder / name
             work.mkdir()
-            found[name] = suites.run_suite(name, server, work)
+            found[name] = suites.run_suite(name, server, work, whole=True)
             print(f"{folder.name}: {name}: {counts(found[name].values())}", file=sys.stderr, flush=True)
         server.stop()
     finally:

@@ -20,7 +20,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Serve the pair; at the end nothing may run or have failed inside."""
     pytest.importorskip("sglang")
     log = tmp_path_factory.mktemp("outside") / "log"
-    with ServerProcess(suites.server_flags(plain=False), log).serving() as started:
+    with suites.suites_server(log).serving() as started:
         yield started
 
 

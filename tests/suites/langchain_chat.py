@@ -32,7 +32,7 @@ class TestChatOpenAI(ChatModelIntegrationTests):
     def chat_model_params(self) -> dict[str, Any]:
         """Its arguments."""
         base_url = os.environ["SUITE_BASE_URL"]
-        limits = {"max_tokens": 128, "temperature": 0, "max_retries": 0, "timeout": 60}
+        limits = {"max_tokens": 96, "temperature": 0, "max_retries": 0, "timeout": 60}
         return {"base_url": base_url, "api_key": "x", "model": "default", "stream_usage": True, **limits}
 
     @property
