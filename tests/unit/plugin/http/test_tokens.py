@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from dspark_sglang.http.classify import classify
 from dspark_sglang.http.errors import ApiError
-from dspark_sglang.http.tokens import check_detokenize, check_ids, with_even_batch, with_known_ids
+from dspark_sglang.http.tokens import check_bias, check_detokenize, check_ids, with_even_batch, with_known_ids
 
 
 @pytest.mark.parametrize("ids", [None, [], [0], [9, 0, 5]])
@@ -35,6 +36,17 @@ def test_the_wrapped_check_comes_after() -> None:
     with pytest.raises(ValueError, match="at least one token"):
         validate(manager, "request", [])
     assert not seen
+
+
+def test_a_bias_by_something_else_than_a_token_names_its_field() -> None:
+    for passing in (None, {}, {"logit_bias": None}, {"logit_bias": {"5": 1.0, "-7": 2.0}}):
+        check_bias(passing)
+    request = SimpleNamespace(sampling_params={"logit_bias": {"5": 1.0, "foo": 0.0}})
+    manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=10))
+    with pytest.raises(ValueError, match=r"\Alogit_bias must have token ids as its keys\.\Z") as caught:
+        with_known_ids(lambda *_: None)(manager, request, [1])
+    told = classify(400, {"message": str(caught.value)}, "POST", "/v1/chat/completions", "req_1")
+    assert (told.status, told.code, told.param) == (400, "invalid_value", "logit_bias")
 
 
 def test_a_batch_of_uneven_lists() -> None:
