@@ -245,9 +245,9 @@ def _head(about: About) -> list[str]:
     return [
         f"# {about.title}",
         "",
-        f"Corresponds to: {about.reference}. Target: {target[about.pair]}; {about.steps} optimiser steps, seed(s)",
-        f"{' and '.join(map(str, about.seeds))}; temperature 1 unless said, held-out prompts, mean over rounds, bonus",
-        "included. Made by:",
+        f"Corresponds to: {about.reference}. Target: {target[about.pair]}. {about.steps:,} optimiser steps,",
+        f"seed {' and '.join(map(str, about.seeds))}; temperature 1 unless said, held-out prompts, mean over rounds,",
+        "bonus included. Made by:",
         "",
         "```",
         f"python tools/study.py {about.name}",
