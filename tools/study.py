@@ -103,6 +103,7 @@ EXPERIMENTS = {
     "table1": Experiment(
         "Accept length of DSpark, DFlash and an Eagle3-style draft", "Table 1 and figure 2", "smollm2", STEPS,
         (DSPARK, DFLASH, EAGLE3), ("--temperatures", "1"), study_report.table1,
+        {"table1-latency": ("--limit", "1", "--latency", "1", "32")},
     ),
     "depth": Experiment(
         "Draft depth", "figure 3", "fixture", FIXTURE_STEPS,

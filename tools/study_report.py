@@ -64,7 +64,9 @@ Report = Callable[[About, Sequence[Result], Path], Path]
 
 
 def table1(about: About, results: Sequence[Result], out: Path) -> Path:
-    """Accept length per set, conditional acceptance per slot, and the training curves."""
+    """Accept length per set, conditional acceptance per slot, cost of a draft, and the training curves."""
+    timed = [r for r in results if r.suffix != about.name]
+    results = [r for r in results if r.suffix == about.name]
     sets, stem = list(results[0].rows()), _stem(about)
     lines = _head(about)
     lines += _table(
@@ -84,6 +86,7 @@ def table1(about: About, results: Sequence[Result], out: Path) -> Path:
         for name in sets:
             rates = [r.rows()[name]["acceptance"]["conditional"] for r in results if r.arm == arm]
             curves[f"{arm}, {name}"] = (range(1, len(rates[0]) + 1), [fmean(slot) for slot in zip(*rates, strict=True)])
+    lines += ["", "What a round costs on this machine, median milliseconds, mean of the seeds:", "", *_costs(timed)]
     lines += ["", "Acceptance of each slot given an accepted prefix, mean of the seeds:", ""]
     lines += _table(
         ["draft, set", *(str(slot) for slot in range(1, len(next(iter(curves.values()))[1]) + 1))],
@@ -93,6 +96,17 @@ def table1(about: About, results: Sequence[Result], out: Path) -> Path:
     return _write(
         about, out, [*lines, "", f"![acceptance per slot]({stem}_conditional.png)", *_progress(results, stem, out)]
     )
+
+
+def _costs(timed: Sequence[Result]) -> list[str]:
+    batches = [x["rows"] for x in timed[0].evaluation["latency"]]
+    names = ["draft", *(f"{what} {n}" for n in batches for what in ("drafting for", "whole round of"))]
+    rows = []
+    for arm in _arms(timed):
+        mine = [r for r in timed if r.arm == arm]
+        times = [fmean(part(r, n) for r in mine) for n in batches for part in (_draft_ms, _round_ms)]
+        rows.append([arm, *(f"{ms:.1f}" for ms in times)])
+    return _table(names, rows)
 
 
 def shipped(about: About, results: Sequence[Result], out: Path) -> Path:

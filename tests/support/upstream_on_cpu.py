@@ -29,10 +29,10 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from dspark_sglang.attention import CPU_BACKEND_NAME
-    from dspark_sglang.attention.register import register_cpu_backend
+    from dspark_sglang.attention.register import register_backends
     from dspark_sglang.platforms.cpu import DsparkCpuPlatform
 
-    register_cpu_backend()
+    register_backends()
     ATTENTION_BACKENDS[CPU_BACKEND_NAME] = _backend
     HookRegistry.register("sglang.srt.arg_groups.speculative_hook._handle_dspark", _pass_the_gate, HookType.AROUND)
     torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign]

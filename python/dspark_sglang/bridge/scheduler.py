@@ -81,7 +81,7 @@ class BridgeScheduler(VerifyScheduler):
         self._deciding: BridgedStep | None = None
         self._launched: deque[BridgedStep] = deque()
         self._unread: deque[BridgedStep] = deque()
-        self._clock = StepClock()
+        self._clock, self._follows_decode = StepClock(), False
 
     # Before the step.
 
@@ -95,7 +95,9 @@ class BridgeScheduler(VerifyScheduler):
             Rows of the request pool and their occupants' numbers.
         """
         now, requests = time.perf_counter(), len(slots)
-        self._learn_time(self._clock.close(now))
+        timed = self._clock.close(now)
+        self._follows_decode = timed is not None
+        self._learn_time(timed)
         tokens = context_tokens(batch)
         costs = self.knowledge.costs(requests, self.gamma, tokens)
         kinds, calibration = self._kinds.of(batch.reqs, slots, generations), self.knowledge.calibration
@@ -135,7 +137,8 @@ class BridgeScheduler(VerifyScheduler):
             return min(max(int(self.forced_share * most), 0), most)
         if self.planner.config.policy == "static":
             return most
-        tried = self._profile.wanted(requests)
+        # While prompts are read between decode steps, no step is timed: nothing is tried, and no patience lost.
+        tried = self._profile.wanted(requests) if self._follows_decode else None
         if tried is not None:
             self.planner.totals["profiling"] += 1
             return tried
