@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from dspark_sglang import admission, policy_codec, selection, slots
+from dspark_sglang import admission, policy_codec, selection, slots, stops
 from dspark_sglang.metrics import endpoint, recording
 from sgl_dspark.errors import DsparkError
 
@@ -155,6 +155,12 @@ HOOKS: tuple[Hook, ...] = (
         HookType.AROUND,
         _configure_worker,
         "switches the verify policy while serving",
+    ),
+    Hook(
+        "sglang.srt.managers.schedule_batch.Req.update_finish_state",
+        HookType.AROUND,
+        stops.end_at_the_first,
+        "ends an answer at the first of several ends in one accepted run",
     ),
     Hook(
         "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",

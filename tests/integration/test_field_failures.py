@@ -40,6 +40,32 @@ def test_an_end_in_a_run_that_also_crosses_the_length_is_an_end(dspark: ServerPr
         dspark.ask("/dspark/policy", {"policy": "adaptive"})
 
 
+def test_the_first_of_several_ends_in_a_run_counts(dspark: ServerProcess, plain: PlainAnswers) -> None:
+    """An end token with a stop string right behind it; and of two stop strings the one that comes first in the text."""
+    decode = pair.tokenizer().decode
+    requests, expected = {}, {}
+    for i in range(24):
+        prompt, answer = pair.prompts()[i], plain.greedy[f"prompt {i}"]
+        tokens, reason = answer["output_ids"], answer["meta_info"]["finish_reason"]
+        if reason["type"] == "stop":
+            requests[f"{i} end"] = pair.generate(prompt, stop=["<|im_end|>\n"])
+            expected[f"{i} end"] = (tokens, reason)
+        for place in range(3, min(12, len(tokens) - 3)):
+            first, second = decode(tokens[place : place + 1]), decode(tokens[place + 2 : place + 3])
+            if first in decode(tokens[:place]) or second in decode(tokens[: place + 2]):
+                continue
+            requests[f"{i} {place}"] = pair.generate(prompt, stop=[second, first])
+            expected[f"{i} {place}"] = (tokens[: place + 1], {"type": "stop", "matched": first})
+    assert sum(name.endswith("end") for name in requests) > 5
+    assert len(requests) > 30
+    dspark.ask("/dspark/policy", {"policy": "static"})
+    try:
+        for name, answer in arms.answer_all(dspark, requests).items():
+            assert (answer["output_ids"], answer["meta_info"]["finish_reason"]) == expected[name], name
+    finally:
+        dspark.ask("/dspark/policy", {"policy": "adaptive"})
+
+
 def test_a_repetition_penalty_breaks_a_loop(dspark: ServerProcess) -> None:
     prompt = pair.tokenizer().encode("hello " * 40)
     loop = dspark.ask(*pair.generate(prompt, ignore_eos=True))["output_ids"]
