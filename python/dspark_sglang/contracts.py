@@ -66,6 +66,11 @@ WRAPPED = (
         ("recv_req",),
     ),
     Contract(
+        "sglang.srt.managers.schedule_batch.Req.update_finish_state",
+        "ending an answer at the first of its ends",
+        ("new_accepted_len",),
+    ),
+    Contract(
         f"{_SCHEDULER}.output_streamer.SchedulerOutputStreamer.stream_output",
         "counting tokens that leave",
         ("reqs", "return_logprob", "skip_req"),
@@ -104,6 +109,7 @@ _BATCH = (
 _REQUEST = (
     *("rid", "sampling_params", "origin_input_ids", "output_ids", "finished", "finished_len", "finished_reason"),
     *("is_retracted", "grammar", "tokenizer", "eos_token_ids", "custom_logit_processor", "reasoning_tokens"),
+    *("_check_str_based_finish", "_check_token_based_finish"),
 )
 _SAMPLING = (
     *("temperatures", "top_ps", "top_ks", "min_ps", "is_all_greedy", "is_any_greedy", "need_top_p_sampling"),
