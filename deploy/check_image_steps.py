@@ -95,8 +95,8 @@ class Builder:
         say(f"stage {name} from {stage.base}")
         if stage.base in self.stages:
             copy(self.work / stage.base, root)
-            for kept in (self.variables, self.folder, self.user, self.commands):
-                kept[name] = kept[stage.base]  # type: ignore[attr-defined]
+            self.variables[name], self.folder[name] = self.variables[stage.base], self.folder[stage.base]
+            self.user[name], self.commands[name] = self.user[stage.base], self.commands[stage.base]
         else:
             self._debian(root)
             self.variables[name] = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dspark_sglang.allocate import admit_within, survival_of
 from dspark_sglang.attention.flashinfer import Capacity
 from dspark_sglang.attention.paged import build_paged
 from dspark_sglang.draft_kv import PagedBlockAttention
 from dspark_sglang.graphs import Captured, request_tiers, tier_above
-from sgl_dspark.sampling.block import DraftBlock, sample_block
+from dspark_sglang.kernels.admission import admit, survival_of
+from dspark_sglang.kernels.draft_block import sample_block
+from sgl_dspark.sampling.block import DraftBlock
 from sgl_dspark.sampling.counter import DRAFT, counter_uniforms
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def draft_step(
     scales, biases = inputs.inverse_temperatures[inputs.kinds], inputs.biases[inputs.kinds]
     survival = survival_of(block.confidence_logits, scales, biases)
     survival = torch.where(inputs.places < inputs.room.unsqueeze(1), survival, 0.0)
-    admitted = admit_within(survival, inputs.budget)
+    admitted = admit(survival, inputs.budget)
     lens = torch.minimum(torch.maximum(admitted, inputs.least), inputs.room)
     return Drafted(block, survival, lens)
 

@@ -12,20 +12,26 @@ import torch
 from torch import Tensor
 
 # Constants of splitmix64 (Steele, Lea, Flood 2014), as signed 64-bit numbers.
-_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+def mixed(values: Tensor) -> Tensor:
+    """Apply SplitMix64's finaliser to int64 values, a bijection of 64 bits; products wrap around."""
+    values = (values ^ _shifted(values, 30)) * _FIRST
+    values = (values ^ _shifted(values, 27)) * _SECOND
+    return values ^ _shifted(values, 31)
+
+
+def to_uniforms(bits: Tensor) -> Tensor:
+    """Make fp64 uniforms in [0, 1) of the 53 highest bits of int64 values."""
+    return _shifted(bits, 11).to(torch.float64) * 2.0**-53
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
     """Shift right without copying the sign."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _mixed(values: Tensor) -> Tensor:
-    values = (values ^ _shifted(values, 30)) * _FIRST
-    values = (values ^ _shifted(values, 27)) * _SECOND
-    return values ^ _shifted(values, 31)
 
 
 def seeded_uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
@@ -42,5 +48,4 @@ def seeded_uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
     fp64 [...]
         In [0, 1), 53 bits.
     """
-    mixed = _mixed(_mixed(seeds + _STEP) + positions * _STEP)
-    return _shifted(mixed, 11).to(torch.float64) * 2.0**-53
+    return to_uniforms(mixed(mixed(seeds + GOLDEN) + positions * GOLDEN))

@@ -27,17 +27,11 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield server
 
 
-def text(tokens: int, start: int = 0) -> list[int]:
-    """Give the ids of ``tokens`` tokens of questions."""
-    flat = [token for prompt in pair.prompts() for token in prompt]
-    return flat[start : start + tokens]
-
-
 def test_a_cached_prefix_of_1900_tokens_is_as_good_as_a_cold_one(long: ServerProcess) -> None:
     """The draft's own context over the prefix: rounds of the second request are those of a cold one."""
     # Whole blocks: what is verified otherwise follows what was learned meanwhile.
     long.ask("/dspark/policy", {"policy": "static"})
-    prefix = text(1900)
+    prefix = pair.text(1900)
     requests = [pair.generate([*prefix, *pair.prompts()[i][-20:]], ignore_eos=True) for i in range(4)]
     cold = []
     for request in requests:
@@ -53,7 +47,7 @@ def test_a_cached_prefix_of_1900_tokens_is_as_good_as_a_cold_one(long: ServerPro
 
 def test_lengths_from_1_to_1900_together_are_as_alone(long: ServerProcess) -> None:
     requests = {
-        f"{n}": pair.generate(text(n, 13 * i), ignore_eos=True, max_new_tokens=24)
+        f"{n}": pair.generate(pair.text(n, 13 * i), ignore_eos=True, max_new_tokens=24)
         for i, n in enumerate((1, 2, 7, 64, 127, 128, 129, 300, 777, 1024, 1500, 1900))
     }
     long.flush_cache()
@@ -80,7 +74,7 @@ def test_streams_go_on_while_a_long_prompt_is_read(long: ServerProcess) -> None:
 
     def late(_: None) -> list[int]:
         begun.wait()
-        return list(long.ask(*pair.generate(text(1900, 5000), max_new_tokens=8, ignore_eos=True))["output_ids"])
+        return list(long.ask(*pair.generate(pair.text(1900, 5000), max_new_tokens=8, ignore_eos=True))["output_ids"])
 
     long.flush_cache()
     results = concurrently(lambda job: job[0](job[1]), [*((stream, r) for r in short), (late, None)], 5)

@@ -29,15 +29,9 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield server
 
 
-def text(tokens: int, start: int = 0) -> list[int]:
-    """Give the ids of ``tokens`` tokens of questions."""
-    flat = [token for prompt in pair.prompts() for token in prompt]
-    return (flat * (1 + (start + tokens) // len(flat)))[start : start + tokens]
-
-
 def test_lengths_from_1_to_8000_together_are_as_alone(long: ServerProcess) -> None:
     requests = {
-        f"{n}": pair.generate(text(n, 13 * i), ignore_eos=True, max_new_tokens=24)
+        f"{n}": pair.generate(pair.text(n, 13 * i), ignore_eos=True, max_new_tokens=24)
         for i, n in enumerate((1, 2, 63, 64, 255, 256, 257, 1000, 2500, 6000, 8000))
     }
     long.flush_cache()
@@ -65,7 +59,7 @@ def test_a_step_of_every_stream_between_two_chunks(long: ServerProcess) -> None:
 
     def late(_: int) -> list[int]:
         begun.wait()
-        request = pair.generate(text(LONG_PROMPT, 5000), max_new_tokens=8, ignore_eos=True)
+        request = pair.generate(pair.text(LONG_PROMPT, 5000), max_new_tokens=8, ignore_eos=True)
         before = list(lengths)
         next(iter(long.stream(*request)))
         return [now - earlier for now, earlier in zip(lengths, before, strict=True)]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
 import yaml
 
+from tests.support import programs
 from tests.support.server import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -22,14 +20,9 @@ VALUES = [*sorted(CHART.glob("values-*.yaml")), CHART / "ci" / "everything-value
 
 
 def require(program: str) -> str:
-    """Find a program; without it skip, except in CI, which must have it."""
-    found = shutil.which(program)
-    if found is None:
-        message = f"{program} is not on the PATH; PATH=$(tools/get_deploy_tools.sh):$PATH fetches it"
-        if os.environ.get("CI_DEPLOY_TOOLS"):
-            pytest.fail(message)
-        pytest.skip(message)
-    return found
+    """Find a program of those that check ``deploy/``."""
+    remedy = "PATH=$(tools/get_deploy_tools.sh):$PATH fetches it"
+    return programs.require(program, remedy, "CI_DEPLOY_TOOLS")
 
 
 def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:

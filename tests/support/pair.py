@@ -61,6 +61,12 @@ def prompts(count: int = NUM_PROMPTS) -> list[list[int]]:
     return [tokenizer().encode(chat_text(question, None)) for question in questions(count)]
 
 
+def text(tokens: int, start: int = 0) -> list[int]:
+    """Give the ids of ``tokens`` tokens of questions, from the first again where they end."""
+    flat = [token for prompt in prompts() for token in prompt]
+    return (flat * (1 + (start + tokens) // len(flat)))[start : start + tokens]
+
+
 def generate(prompt: list[int], **sampling: Any) -> Request:
     """Ask ``/generate`` for a greedy answer of 64 tokens, unless ``sampling`` says otherwise."""
     return Request(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -14,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import requests
 import yaml
 
+from tests.support import programs
 from tests.support.server import ROOT, free_port
 
 START_S, STOP_S = 60.0, 30.0
@@ -27,14 +25,8 @@ METRIC_NAME = re.compile(r"(?<![\w:])((?:dspark|sglang):[a-z0-9_:]+|dspark_[a-z_
 
 
 def require(program: str) -> str:
-    """Find a program of Debian's package prometheus; without it skip, except in CI, which must have it."""
-    found = shutil.which(program)
-    if found is None:
-        message = f"{program} is not installed; tools/get_prometheus.sh fetches it"
-        if os.environ.get("CI_PROMETHEUS"):
-            pytest.fail(message)
-        pytest.skip(message)
-    return found
+    """Find a program of Debian's package prometheus."""
+    return programs.require(program, "tools/get_prometheus.sh fetches it", "CI_PROMETHEUS")
 
 
 class Prometheus:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,9 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
 from tests.support import pair
+from tests.support.programs import missing
 from tests.support.server import ROOT, ServerProcess, server_environment
 from tools import get_suites
 
@@ -73,9 +71,7 @@ def require() -> Path:
     if get_suites.is_complete(folder) and get_suites.node_folder(folder) is not None:
         return folder
     message = f"the outside suites are not in {folder}; python tools/get_suites.py fetches them"
-    if os.environ.get("CI_SUITES"):
-        pytest.fail(message)
-    pytest.skip(message)
+    missing(message, "CI_SUITES")
 
 
 def suites_server(log_path: Path, *, plain: bool = False, **environment: str) -> ServerProcess:

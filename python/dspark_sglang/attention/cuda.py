@@ -165,7 +165,10 @@ class CudaRaggedBackend(AttentionBackend):
     ) -> Tensor:
         refuse_unsupported_layer(layer, CUDA_BACKEND_NAME)
         if abs(layer.scaling - self.heads.scale) > 1e-6 * self.heads.scale:
-            raise NotImplementedError(f"the {CUDA_BACKEND_NAME} attention backend scales scores by 1/sqrt(head dim)")
+            raise NotImplementedError(
+                f"the {CUDA_BACKEND_NAME} attention backend scales scores by 1/sqrt(head dim); "
+                "give another --attention-backend"
+            )
         assert self._attend is not None
         q_THD = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
@@ -176,7 +179,10 @@ class CudaRaggedBackend(AttentionBackend):
             return self._attend(q_THD.contiguous(), keys, values).reshape(q.shape[0], -1)
         # Whether or not the model has stored the rows itself: those past a request's length must be written too.
         if k is None or v is None:
-            raise NotImplementedError(f"the {CUDA_BACKEND_NAME} attention backend needs each layer's keys and values")
+            raise NotImplementedError(
+                f"the {CUDA_BACKEND_NAME} attention backend needs each layer's keys and values; "
+                "give another --attention-backend"
+            )
         spread, pack = self._map.rows.spread, self._map.rows.pack
         k, v = (x.reshape(q.shape[0], -1)[spread].view(len(spread), *keys.shape[1:]) for x in (k, v))
         self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(self._map.slots, None), k, v)

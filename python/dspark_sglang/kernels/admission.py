@@ -58,8 +58,6 @@ def admit(survival: Tensor, budget: int | Tensor) -> Tensor:
         from dspark_sglang.kernels.triton_ops.admission import launch_admit
 
         return launch_admit(survival, budget)
-    if not isinstance(budget, torch.Tensor):
-        return reference.admit(survival, budget)
-    order = torch.sort(survival.reshape(-1), descending=True, stable=True).indices
-    ranks = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-    return ((ranks < budget).view_as(survival) & (survival > 0)).sum(1)
+    if isinstance(budget, torch.Tensor):
+        return reference.admit_within(survival, budget)
+    return reference.admit(survival, budget)
