@@ -71,7 +71,7 @@ class Allocator:
         drafted = step.decision.drafted
         room = step.room if drafted is None else np.where(drafted, step.room, 0)
         survival = self._survival(step, block, room)
-        lens = np.minimum(self._wanted(step, block, survival, config), room)
+        lens = np.minimum(self._wanted(step, survival, config), room)
         if config.policy != "static":
             lens = self._probe(step, lens, room)
         step.lens = lens
@@ -112,13 +112,10 @@ class Allocator:
         step.lens[rows] = lens
         step.expected[rows] += np.where(self._slots < lens[:, None], survival, np.float32(0.0)).sum(axis=1)
 
-    def _wanted(self, step: Step, block: DraftBlock, survival: np.ndarray, config: PlannerConfig) -> np.ndarray:
+    def _wanted(self, step: Step, survival: np.ndarray, config: PlannerConfig) -> np.ndarray:
         budget = step.decision.budget
         if budget is not None:
-            if block.tokens.device.type == "cpu":
-                return admit(survival, budget)
-            # Sync: as below; an accelerator that plans raggedly ranks where the confidences are.
-            return admission.admit(torch.from_numpy(survival).to(block.tokens.device), budget).cpu().numpy()
+            return admit(survival, budget)
         if config.policy == "threshold":
             previous = np.concatenate([np.ones_like(survival[:, :1]), survival[:, :-1]], axis=1)
             confidence = np.divide(survival, previous, out=np.full_like(survival, -1.0), where=previous > 0)
