@@ -60,13 +60,14 @@ class Result:
         return float(max((m["seconds"] for m in self.metrics), default=0.0)) / 60
 
 
+# Ends the name of a pass that is there for its times.
+TIMED = "-latency"
 Report = Callable[[About, Sequence[Result], Path], Path]
 
 
 def table1(about: About, results: Sequence[Result], out: Path) -> Path:
     """Accept length per set, conditional acceptance per slot, cost of a draft, and the training curves."""
-    timed = [r for r in results if r.suffix != about.name]
-    results = [r for r in results if r.suffix == about.name]
+    results, timed = _parts(results)
     sets, stem = list(results[0].rows()), _stem(about)
     lines = _head(about)
     lines += _table(
@@ -164,17 +165,18 @@ def decay(about: About, results: Sequence[Result], out: Path) -> Path:
 def length(about: About, results: Sequence[Result], out: Path) -> Path:
     """Accept length and round latency against draft length, by head."""
     rows, curves = [], {}
+    results, timed = _parts(results)
+    batches = [x["rows"] for x in timed[0].evaluation["latency"]]
     for arm in _arms(results):
         mine = [r for r in results if r.arm == arm]
         head, gamma = arm.split("-gamma-")
         macro = fmean(r.macro() for r in mine)
         spread = max(r.macro() for r in mine) - min(r.macro() for r in mine)
-        times = {x["rows"]: fmean(_round_ms(r, x["rows"]) for r in mine) for x in mine[0].evaluation["latency"]}
-        rows.append([head, gamma, f"{macro:.3f}", f"{spread:.3f}", *(f"{ms:.1f}" for ms in times.values())])
+        times = [fmean(_round_ms(r, n) for r in timed if r.arm == arm) for n in batches]
+        rows.append([head, gamma, f"{macro:.3f}", f"{spread:.3f}", *(f"{ms:.1f}" for ms in times)])
         at, values = curves.setdefault(head, ([], []))
         at.append(int(gamma))
         values.append(macro)
-    batches = [x["rows"] for x in results[0].evaluation["latency"]]
     lines = [
         *_head(about),
         *_table(["head", "drafts", "accept length", "between seeds", *(f"round of {b}, ms" for b in batches)], rows),
@@ -215,12 +217,13 @@ def calibration(about: About, results: Sequence[Result], out: Path) -> Path:
 def shortlist(about: About, results: Sequence[Result], out: Path) -> Path:
     """Accept length and draft time against the number of candidates."""
     rows = []
+    results, timed = _parts(results)
+    batches = [x["rows"] for x in timed[0].evaluation["latency"]]
     for suffix in dict.fromkeys(r.suffix for r in results):
         mine = [r for r in results if r.suffix == suffix]
-        times = [fmean(_draft_ms(r, x["rows"]) for r in mine) for x in mine[0].evaluation["latency"]]
+        times = [fmean(_draft_ms(r, n) for r in timed if r.suffix == suffix + TIMED) for n in batches]
         size = suffix.rsplit("-", 1)[1] if "-" in suffix else "all"
         rows.append([size, f"{fmean(r.macro() for r in mine):.3f}", *(f"{ms:.1f}" for ms in times)])
-    batches = [x["rows"] for x in results[0].evaluation["latency"]]
     names = ["candidates", "accept length", *(f"drafting for {b}, ms" for b in batches)]
     return _write(about, out, [*_head(about), *_table(names, rows)])
 
@@ -235,6 +238,11 @@ def _means(results: Sequence[Result]) -> list[str]:
         minutes = fmean(r.minutes for r in mine)
         rows.append([arm, *values, f"{fmean(r.macro() for r in mine):.3f}", f"{spread:.3f}", f"{minutes:.0f}"])
     return _table(["draft", *sets, "macro mean", "between seeds", "minutes"], rows)
+
+
+def _parts(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+    """Divide evaluations into those of what is accepted and those of what it costs."""
+    return [r for r in results if not r.suffix.endswith(TIMED)], [r for r in results if r.suffix.endswith(TIMED)]
 
 
 def _arms(results: Sequence[Result]) -> list[str]:
