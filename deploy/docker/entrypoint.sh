@@ -1,22 +1,14 @@
 #!/bin/sh
 # What the image starts: its arguments are those of dspark. The server replaces this shell, so that it gets SIGTERM itself.
 #
-# OMP_NUM_THREADS   unset: one less than the CPUs that the container may use; dspark knows the machine's only
+# OMP_NUM_THREADS   empty is unset: dspark takes one less than the CPUs that the container may use
 # SGL_DSPARK_STATE  folder whose calibration.json, if there is one, is used
 # SGL_DSPARK_KEYS   folder whose files api-key and admin-api-key, if there are any, hold the keys
 set -eu
 
 if [ "${1:-}" = serve ]; then
-    cpu_max=${CGROUP_CPU_MAX:-/sys/fs/cgroup/cpu.max}
     if [ -z "${OMP_NUM_THREADS:-}" ]; then
         unset OMP_NUM_THREADS
-        if [ -r "$cpu_max" ]; then
-            read -r quota period < "$cpu_max"
-            if [ "$quota" != max ]; then
-                threads=$((quota / period - 1))
-                export OMP_NUM_THREADS=$((threads > 1 ? threads : 1))
-            fi
-        fi
     fi
     if [ -n "${SGL_DSPARK_STATE:-}" ]; then
         mkdir -p "$SGL_DSPARK_STATE"

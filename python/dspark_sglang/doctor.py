@@ -57,9 +57,9 @@ def _cpu_model() -> str:
 
 
 def _threads() -> Iterator[Finding]:
-    from dspark_sglang.threads import default_threads
+    from dspark_sglang.threads import default_threads, usable_cores
 
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     given = os.environ.get("OMP_NUM_THREADS")
     if given is None:
         yield Finding(State.OK, "threads", f"{default_threads()} of {cores} usable cores (default; OMP_NUM_THREADS)")
