@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from dspark_loadtest.record import INTERRUPTED, LEFT, OK, RequestRecord
+from dspark_loadtest.record import INTERRUPTED, LEFT, OK, TIMEOUT, RequestRecord
 
 API_KEY = "DSPARK_API_KEY"
 # SGLang's model gateway names the replica that it chose.
@@ -160,7 +160,7 @@ class ChatClient:
                     await reply.read()
                 record.end = self.clock()
         except TimeoutError:
-            record.outcome, record.message = "timeout", f"not finished after {self.settings.timeout_s:g} s"
+            record.outcome, record.message = TIMEOUT, f"not finished after {self.settings.timeout_s:g} s"
         except aiohttp.ClientConnectorError as error:
             record.outcome, record.message = "connect", str(error)
         except (aiohttp.ClientError, OSError) as error:

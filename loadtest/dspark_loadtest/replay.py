@@ -11,15 +11,16 @@ import contextlib
 import gc
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from dspark_loadtest import steady
 from dspark_loadtest.client import NEVER, ChatClient
 from dspark_loadtest.errors import LoadtestError
 from dspark_loadtest.plan import Outcome, Plan, Session, leave_choice, sessions_of
 from dspark_loadtest.progress import Progress
 from dspark_loadtest.prompts import Composer
-from dspark_loadtest.record import INTERRUPTED, LEFT, RequestRecord
+from dspark_loadtest.record import INTERRUPTED, LEFT, UNANSWERED, RequestRecord
 from dspark_loadtest.traces.request import Trace, TraceRequest
 
 # Time to get going before the first deadline.
@@ -66,6 +67,8 @@ class Replay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
         self._sending_over: float | None = None
+        # The latest time at which a request that is known of falls due.
+        self._last_due = 0.0
         self._exhausted: float | None = None
         self._origin = 0.0
 
@@ -110,16 +113,27 @@ class Replay:
         if driver.done():
             # An error of ours, such as an unknown category, ends the run.
             driver.result()
-            deadline = self._sending_over + self.plan.drain_s
-            while self._tasks and not stopped.done() and self.now() < deadline:
+            while self._tasks and not stopped.done():
+                # A later turn may be due, and is known of, long after the first turns were sent.
+                timeout = max(self._sending_over, self._last_due) + self.plan.drain_s - self.now()
+                if timeout <= 0:
+                    break
                 waits = {*self._tasks, stopped}
-                timeout = deadline - self.now()
                 done, _ = await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {stopped}:
                     task.result()
         for task in (driver, stopped, *self._tasks):
             task.cancel()
         await asyncio.gather(driver, stopped, *self._tasks, return_exceptions=True)
+        if not self._stopped.is_set():
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Tell apart from Ctrl-C what the server had all the time for that the plan allows."""
+        for record in self.records:
+            if record.outcome == INTERRUPTED:
+                record.outcome = UNANSWERED
+                record.message = f"still open {self.plan.drain_s:g} s after the last request was due"
 
     async def _open(self) -> None:
         speed = 1e3 * self.plan.speed
@@ -190,6 +204,7 @@ class Replay:
             body = prepared if prepared is not None else self._body(index, request, history, tokens)
             prepared = None
             if due is not None:
+                self._last_due = max(self._last_due, due)
                 await self._sleep_until(due)
             record = RequestRecord(
                 index,
@@ -252,10 +267,8 @@ class Replay:
 
     def _steady(self, wall: float) -> tuple[float, float]:
         if self.plan.open_loop:
-            dues = [record.due for record in self.records]
-            return (min(dues), max(dues)) if len(dues) > 1 else (0.0, wall)
-        firsts = sorted(record.first for record in self.records[: self.plan.concurrency] if record.first is not None)
-        return (firsts[-1] if firsts else 0.0), self._exhausted if self._exhausted is not None else wall
+            return steady.open_loop(self.records, wall)
+        return steady.closed_loop(self.records, self.plan.concurrency or 1, self._exhausted, wall)
 
 
 @contextlib.contextmanager
@@ -270,21 +283,3 @@ def _collecting_seldom() -> Iterator[None]:
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()
-
-
-async def warm_up(client: ChatClient, composer: Composer, requests: Sequence[TraceRequest], concurrency: int) -> int:
-    """Ask short questions first; none of it is measured. Return how many were answered."""
-    waiting = iter(list(enumerate(requests)))
-    answered = 0
-
-    async def work() -> None:
-        nonlocal answered
-        for index, request in waiting:
-            content = composer.compose(request, -1 - index)
-            body = client.body([{"role": "user", "content": content}], request.output_length)
-            record = RequestRecord(index)
-            await client.ask(body, record)
-            answered += record.ok
-
-    await asyncio.gather(*(work() for _ in range(concurrency)))
-    return answered

@@ -148,7 +148,9 @@ class Scenario:
         phases = [Phase(p.duration_s, _rate(p, capacity_rps), p.category, p.prompt_scale) for p in self.phases]
         trace = generate(phases, self.lengths, cv=self.cv, seed=seed, prefixes=self.prefixes)
         plan = Plan(leaving=self.leaving, drain_s=self.timeout_s, seed=seed)
-        return Workload(trace, settings=self.settings(), plan=plan, slo=self.slo, seed=seed)
+        # What may fail is among the expectations.
+        may_fail = 1.0 if self.expect.only_refused else 0.0
+        return Workload(trace, settings=self.settings(), plan=plan, slo=self.slo, max_failed=may_fail, seed=seed)
 
     def capacity_workload(self, *, seed: int = 0) -> Workload:
         """Return the closed loop that measures capacity: requests of the same lengths."""

@@ -36,7 +36,7 @@ class Sweep:
     by_rate : bool
         Which of the two.
     repeats : int
-        Turns of every server.
+        Turns of every server; over an even number none is favoured by a machine that drifts.
     requests, waves : int
         A run asks at least ``requests``, and at least ``waves`` times as many as clients (closed loop) or, with rates,
         as long as ``duration_s`` at that rate.
@@ -51,7 +51,7 @@ class Sweep:
     workload: Workload
     loads: Sequence[float]
     by_rate: bool = False
-    repeats: int = 3
+    repeats: int = 4
     requests: int = 16
     waves: int = 4
     duration_s: float = 60.0

@@ -108,7 +108,7 @@ def test_bounds_end_a_run() -> None:
     assert len(replay(Script(), even(50, 0.1), Plan(duration_s=1.05))[0].records) == 11
     assert len(replay(Script(), even(50, 0.1), Plan(max_requests=7))[0].records) == 7
     outcome, _ = replay(Script(ttft_s=0.1, tpot_s=10.0), even(2, 0.1), Plan(drain_s=1.0))
-    assert [record.outcome for record in outcome.records] == ["interrupted"] * 2
+    assert [record.outcome for record in outcome.records] == ["unanswered"] * 2
     assert [record.seen_tokens for record in outcome.records] == [1, 1]
 
 
