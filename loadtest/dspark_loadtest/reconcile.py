@@ -15,8 +15,7 @@ from typing import Any
 from dspark_loadtest.endpoint import Endpoint
 from dspark_loadtest.record import RequestRecord
 
-# The server counts a request about when its last chunk leaves; an aborted one up to some steps later.
-# Never reached the scheduler, which counts.
+# Never reached the scheduler, which counts, if no token came.
 _UNCOUNTED = ("connect", "http_", "stream_429", "stream_503")
 _SETTLE_S = 20.0
 _POLL_S = 0.25
@@ -44,7 +43,7 @@ def read_settled(
     settle_s: float = _SETTLE_S,
 ) -> Counts:
     """Read the counters once every request that reached the server is counted, or after some seconds anyway."""
-    reached = sum(record.sent is not None and not record.outcome.startswith(_UNCOUNTED) for record in records)
+    reached = sum(_reached(record) for record in records)
     counts = read_counts(endpoint)
     waited = 0.0
     while before.metrics is not None and counts.metrics is not None and waited < settle_s:
@@ -109,6 +108,11 @@ def reconcile(before: Counts, after: Counts, records: Sequence[RequestRecord]) -
             "agrees": same if not broken else None,
         }
     return found
+
+
+def _reached(record: RequestRecord) -> bool:
+    """Whether the server counts a request: about when its last chunk leaves, an aborted one up to some steps later."""
+    return record.sent is not None and (record.first is not None or not record.outcome.startswith(_UNCOUNTED))
 
 
 def _change(before: dict[str, float], after: dict[str, float], name: str) -> float:

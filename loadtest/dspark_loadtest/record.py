@@ -27,6 +27,7 @@ OK = "ok"
 LEFT = "left"
 INTERRUPTED = "interrupted"
 TIMEOUT = "timeout"
+MALFORMED = "malformed"
 UNANSWERED = "unanswered"
 SKIPPED = "skipped"
 UNBROKEN = (OK, LEFT, INTERRUPTED)
