@@ -24,7 +24,8 @@ _TIMEOUT_S = 60
 # A server that still runs or aborts something does not empty its cache: SGLang waits so long itself, and is then asked
 # again.
 _FLUSH_WAIT_S, _FLUSH_POLL_S, _IDLE_WITHIN_S = 5, 0.5, 30.0
-_NOT_IDLE = 400
+# SGLang that is busy, and its gateway where some or all of the replicas refused.
+_NOT_IDLE = (400, 206)
 _TOKENIZE_AT_ONCE = 4096
 
 
@@ -127,7 +128,7 @@ class Endpoint:
                 self._open(f"/flush_cache?timeout={_FLUSH_WAIT_S}", b"")
                 return
             except StatusError as error:
-                if error.status != _NOT_IDLE or clock() >= deadline:
+                if error.status not in _NOT_IDLE or clock() >= deadline:
                     raise
             wait(_FLUSH_POLL_S)
 
@@ -156,7 +157,11 @@ class Endpoint:
         request = urllib.request.Request(f"{self.url}{path}", data, headers)
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
-                return bytes(reply.read())
+                raw = bytes(reply.read())
+                if reply.status == 200:
+                    return raw
+                said = raw.decode(errors="replace").strip()[:300]
+                raise StatusError(f"{self.url}{path} answered {reply.status}: {said}", reply.status)
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace").strip()[:300]
             hint = f"; set {ADMIN_KEY} to its admin key" if error.code in (401, 403) else ""

@@ -167,6 +167,23 @@ class Scenario:
         return begin, begin + self.phases[index].duration_s
 
 
+def capacity_rps(summary: dict[str, Any]) -> float:
+    """Return the requests a second that the closed loop of `Scenario.capacity_workload` was answered at its full load.
+
+    Tokens of the steady time over tokens of an answer. Answers over the whole run would count the first wave's prefill
+    and the tail, where clients run out of questions, as if the server could do no more.
+
+    Raises
+    ------
+    LoadtestError
+        If nothing was answered while all clients asked.
+    """
+    answered, tokens = summary["requests"]["ok"], summary["completion_tokens"]
+    if not answered or not tokens or not summary["output_tok_s"]:
+        raise LoadtestError("capacity: no request was answered while all clients asked; raise capacity.waves")
+    return float(summary["output_tok_s"] * answered / tokens)
+
+
 def _rate(phase: ScenarioPhase, capacity_rps: float | None) -> float:
     if phase.rate_rps is not None:
         return phase.rate_rps

@@ -173,6 +173,8 @@ def accounting(summary: dict[str, Any]) -> list[str | Table]:
             client = str(side["answered"])
             if side.get("client_most", side["answered"]) != side["answered"]:
                 client = f"{side['client_least']} to {side['client_most']}"
+            if "worker_least" in side:
+                client += f" (the worker: {side['worker_least']:.0f} to {side['worker_most']:.0f})"
             rows.append((f"{kind} tokens", client, f"{side['server']:.0f}", "yes" if side["agrees"] else "NO"))
     lost = {name: count for name, count in summary["accounting"].items() if count}
     text = "" if set(lost) - set(FAULTLESS) else "No token of an answer was lost or counted twice. "

@@ -21,9 +21,9 @@ ONE = Trace((TraceRequest(0, 10, 4, category="chat"),))
 class Guarded(MockServer):
     """Empties its cache as SGLang does: for who has the key, once it is idle."""
 
-    def __init__(self, key: str | None = None, busy: int = 0) -> None:
+    def __init__(self, key: str | None = None, busy: int = 0, status: int = 400) -> None:
         super().__init__(FAST)
-        self.key, self.busy = key, busy
+        self.key, self.busy, self.status = key, busy, status
         self.flushes = 0
 
     async def _flush(self, request: web.Request) -> web.Response:
@@ -31,7 +31,7 @@ class Guarded(MockServer):
         if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.Response(status=401, text="unauthorized")
         if self.flushes <= self.busy:
-            return web.Response(status=400, text="pending requests")
+            return web.Response(status=self.status, text="pending requests")
         return web.Response()
 
 
@@ -68,9 +68,11 @@ def test_a_refused_flush_is_a_problem_unless_none_was_wanted(monkeypatch: pytest
     assert (wanted["prefix_cache"], wanted["problems"], server.flushes) == ("left as it was", [], 1)
 
 
-def test_a_busy_server_is_asked_again_until_it_is_idle() -> None:
+@pytest.mark.parametrize("status", [400, 206])
+def test_a_busy_server_is_asked_again_until_it_is_idle(status: int) -> None:
+    """The gateway says 206 when a replica refused, and also when all did."""
     waits: list[float] = []
-    with Guarded(busy=3) as server:
+    with Guarded(busy=3, status=status) as server:
         Endpoint(server.url).flush_cache(wait=waits.append)
     assert (server.flushes, len(waits)) == (4, 3)
 
