@@ -4,7 +4,8 @@ Over a run:
 
 ``output_tok_s``
     Tokens that arrived during the steady time over its length. A chunk counts where it arrived; without running usage
-    an answer's tokens are taken to have come evenly between its first and last chunk.
+    an answer's tokens are taken to have come evenly between its first and last chunk. Those of broken answers count,
+    as the server carried them; how many may break is for `dspark_loadtest.session.problems`.
 ``output_tok_s_whole``
     Tokens of all answers, broken ones included, over the whole run, beginning and tail included.
 ``tok_s_user``

@@ -77,7 +77,7 @@ def make_document(data: dict[str, Any], pictures: Sequence[Picture]) -> Document
 def _what(data: dict[str, Any]) -> str:
     plan = data["plan"]
     return (
-        f"{len(data['summary']['arms'])} arms, {plan['repeats']} repeats, {data['by']} "
+        f"{len(data['summary']['arms'])} arms, {plan['repeats']} turns of each server, {data['by']} "
         f"{', '.join(f'{load:g}' for load in plan['loads'])}; arms in alternation on one machine, the same requests "
         f"for all; {_cache(data['runs'])}; cores: {data.get('pinning', 'not recorded')}."
     )

@@ -12,11 +12,14 @@ import pytest
 
 from dspark_loadtest import command
 from dspark_loadtest.commands import pareto as action
+from dspark_loadtest.endpoint import Endpoint
 from dspark_loadtest.mock.script import Script
 from dspark_loadtest.mock.server import MockServer
 from dspark_loadtest.pareto import summarise_sweep
 from dspark_loadtest.report.pareto import make_document
+from dspark_loadtest.session import Workload
 from dspark_loadtest.sweep import Sweep
+from dspark_loadtest.traces.request import Trace, TraceRequest
 from sgl_dspark.errors import ConfigError
 from sgl_dspark.server_process import ServerArm
 from tests.support.records import run_of
@@ -90,14 +93,27 @@ def test_a_report_says_how_answers_ended_and_what_was_asked(tmp_path: Path) -> N
     assert "the prefix cache was emptied before 0 of 4 runs" in text
 
 
-def test_policies_on_one_server_are_said_to_share_what_it_learns(tmp_path: Path) -> None:
-    _, data, text = sweep(tmp_path, FAST)
+def test_policies_on_one_server_are_said_to_share_what_it_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = "was learnt from the runs of the other policies too"
+    _, data, text = sweep(tmp_path / "servers", FAST)
     assert data["policies"] == []
     assert said not in text
-    shared = make_document({**data, "policies": ["static:2", "adaptive"]}, [])
-    assert said in shared.markdown()
-    # A file of before says less, and is drawn again all the same.
+    chosen: list[dict[str, Any]] = []
+    monkeypatch.setattr(Endpoint, "set_policy", lambda _, body: chosen.append(body))
+    with MockServer(FAST) as dspark:
+        load = ("--concurrency", "1", "--repeats", 2, "--requests", 2, "--waves", 1, "--max-output", 8, "--quiet")
+        arms = ("--arms", "static:2,adaptive", "--url", f"dspark={dspark.url}", "--out", tmp_path)
+        assert command.run(parsed("pareto", *arms, *load)) == 0
+    data = json.loads((tmp_path / "pareto.json").read_text())
+    assert [body["policy"] for body in chosen] == ["static", "adaptive", "adaptive", "static"]
+    assert data["policies"] == ["static:2", "adaptive"]
+    assert said in (tmp_path / "pareto.md").read_text()
+
+
+def test_a_file_of_before_says_less_and_is_drawn_again_all_the_same(tmp_path: Path) -> None:
+    _, data, _ = sweep(tmp_path, FAST)
     known = {name: data[name] for name in data if name not in ("policies", "pinning", "mix", "prompts", "categories")}
     known["runs"] = [{key: run[key] for key in run if key != "prefix_cache"} for run in data["runs"]]
     older = make_document(known, []).markdown()
@@ -139,3 +155,14 @@ def test_the_client_keeps_to_its_core_while_it_measures(tmp_path: Path, monkeypa
 def test_every_server_has_an_even_number_of_turns_by_default() -> None:
     assert parsed("pareto").repeats % 2 == 0
     assert Sweep.__dataclass_fields__["repeats"].default % 2 == 0
+
+
+def test_arrivals_are_the_same_for_all_arms_and_drawn_anew_for_each_repeat() -> None:
+    trace = Trace(tuple(TraceRequest(1000.0 * i, 10 + i, 5) for i in range(20)))
+    rates = Sweep(Workload(trace), loads=[2.0], by_rate=True)
+    first, again, second = rates.at(2.0, 0), rates.at(2.0, 0), rates.at(2.0, 1)
+    assert first.trace.requests == again.trace.requests
+    assert [r.timestamp for r in first.trace.requests] != [r.timestamp for r in second.trace.requests]
+    assert [r.input_length for r in first.trace.requests] == [r.input_length for r in second.trace.requests]
+    closed = Sweep(Workload(trace), loads=[2])
+    assert closed.at(2, 0) == closed.at(2, 1)
