@@ -144,6 +144,8 @@ def make_arms(args: Namespace, cores: Cores) -> list[Arm]:
         name, _, url = given.partition("=")
         if not name or not url.startswith(("http://", "https://")):
             raise LoadtestError(f"--url takes NAME=URL such as plain=http://127.0.0.1:30000, not {given!r}")
+        if name in (arm.name for arm in arms):
+            raise LoadtestError(f"--url names {name!r} twice; give each server its own name")
         arms.append(UrlArm(name, url.rstrip("/").removesuffix("/v1")))
     if arms:
         if args.server_flags:

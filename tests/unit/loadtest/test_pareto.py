@@ -13,6 +13,7 @@ import pytest
 from dspark_loadtest import command
 from dspark_loadtest.commands import pareto as action
 from dspark_loadtest.endpoint import Endpoint
+from dspark_loadtest.errors import LoadtestError
 from dspark_loadtest.mock.script import Script
 from dspark_loadtest.mock.server import MockServer
 from dspark_loadtest.pareto import summarise_sweep
@@ -150,6 +151,12 @@ def test_the_client_keeps_to_its_core_while_it_measures(tmp_path: Path, monkeypa
     assert os.sched_getaffinity(0) == usable
     assert data["pinning"] == f"server on core {core}, client on core {core}"
     assert data["pinning"] in text
+
+
+def test_two_servers_of_one_name_are_refused(tmp_path: Path) -> None:
+    args = parsed("pareto", "--url", "a=http://x", "--url", "a=http://y", "--out", tmp_path)
+    with pytest.raises(LoadtestError, match="names 'a' twice"):
+        action.make_arms(args, action.plan_pinning(args))
 
 
 def test_every_server_has_an_even_number_of_turns_by_default() -> None:
