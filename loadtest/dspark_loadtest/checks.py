@@ -67,6 +67,8 @@ def check(
         share = summary["goodput"]["share"] or 0.0
         made.append(_least("goodput", expect.goodput_share, share))
     if capacity is not None:
+        if capacity["problems"]:
+            made.append(Check("capacity measured", "no problem", capacity["problems"][0], False))
         made += _shares(scenario, summary, capacity)
     if expect.same_when_asked_alone:
         made.append(_same(served, workload, measured, expect.same_when_asked_alone))
@@ -108,6 +110,8 @@ def _tokens(summary: dict[str, Any]) -> Check:
     client = str(side["client_least"])
     if side["client_most"] != side["client_least"]:
         client += f" to {side['client_most']}"
+    if "worker_least" in side:
+        client += f", worker {side['worker_least']:.0f} to {side['worker_most']:.0f}"
     text = f"client {client}, server {side['server']:.0f}" + (f"; {lost}" if lost else "")
     sides = side["agrees"] and found["prompt"]["agrees"]
     return Check("tokens agree", "client and server", text, bool(sides and not lost))

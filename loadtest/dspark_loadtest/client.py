@@ -11,7 +11,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from dspark_loadtest.record import INTERRUPTED, LEFT, OK, RequestRecord
+from dspark_loadtest.record import INTERRUPTED, LEFT, MALFORMED, TIMEOUT, RequestRecord
+from dspark_loadtest.stream import Stream, error_text
 
 API_KEY = "DSPARK_API_KEY"
 # SGLang's model gateway names the replica that it chose.
@@ -36,7 +37,8 @@ class AskSettings:
     timeout_s : float
         For one attempt, from sending to the end of the stream.
     retries : int
-        Attempts after a 429 or 503, each after ``Retry-After`` or a backoff that doubles.
+        Attempts after a 429 or 503 that comes before the first token, each after ``Retry-After`` or a backoff that
+        doubles.
     keep_text : bool
         Keep the answers in memory.
     extra : dict
@@ -112,6 +114,9 @@ class ChatClient:
     async def ask(self, body: bytes, record: RequestRecord, *, leave_after: int = NEVER) -> None:
         """Send one request, again as often as a busy server allows, and fill in ``record``; errors end up there too.
 
+        Once a token has come it is not sent again: one record would hold parts of two answers, and who reads a stream
+        has read the first of them.
+
         Parameters
         ----------
         body : bytes
@@ -126,10 +131,11 @@ class ChatClient:
         """
         for attempt in range(self.settings.retries + 1):
             wait = await self._attempt(body, record, leave_after)
-            if record.outcome not in _BUSY or attempt == self.settings.retries:
+            if record.outcome not in _BUSY or record.first is not None or attempt == self.settings.retries:
                 return
             record.retries.append(record.outcome)
-            record.outcome = INTERRUPTED
+            record.outcome, record.end = INTERRUPTED, None
+            record.prompt_tokens = record.completion_tokens = 0
             await asyncio.sleep(min(_LONGEST_WAIT_S, 0.5 * 2**attempt if wait is None else wait))
 
     async def _attempt(self, body: bytes, record: RequestRecord, leave_after: int) -> float | None:
@@ -143,7 +149,7 @@ class ChatClient:
                     record.outcome = f"http_{reply.status}"
                     record.message = error_text(await reply.read())
                     return _retry_after(reply.headers.get("Retry-After"))
-                stream = _Stream(record, keep_text=self.settings.keep_text)
+                stream = Stream(record, keep_text=self.settings.keep_text)
                 async for data in reply.content.iter_any():
                     tokens = stream.take(data, self.clock())
                     if tokens and self.on_tokens:
@@ -155,103 +161,17 @@ class ChatClient:
                         break
                 else:
                     stream.cut_off()
-                if stream.over:
+                if stream.over and record.outcome != MALFORMED:
                     # The last bytes, so that the connection can be used again.
                     await reply.read()
                 record.end = self.clock()
         except TimeoutError:
-            record.outcome, record.message = "timeout", f"not finished after {self.settings.timeout_s:g} s"
+            record.outcome, record.message = TIMEOUT, f"not finished after {self.settings.timeout_s:g} s"
         except aiohttp.ClientConnectorError as error:
             record.outcome, record.message = "connect", str(error)
         except (aiohttp.ClientError, OSError) as error:
             record.outcome, record.message = "disconnect", str(error) or type(error).__name__
         return None
-
-
-class _Stream:
-    """Takes the events of one answer as they arrive."""
-
-    def __init__(self, record: RequestRecord, *, keep_text: bool) -> None:
-        self.record, self.keep_text = record, keep_text
-        self.over = False
-        self._rest = b""
-        self._finished = False
-
-    def take(self, data: bytes, now: float) -> int:
-        """Read what has arrived; return the tokens that it brought."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        before = self.record.seen_tokens
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._event(line[5:].strip(), now)
-        return self.record.seen_tokens - before
-
-    def _event(self, data: bytes, now: float) -> None:
-        record = self.record
-        if data == b"[DONE]":
-            self.over = True
-            if record.outcome == INTERRUPTED:
-                complete = self._finished and record.completion_tokens
-                record.outcome = OK if complete else "malformed"
-                record.message = "" if complete else "the stream ended without a finish reason or without usage"
-            return
-        try:
-            chunk = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            record.outcome, record.message, self.over = "malformed", error_text(data), True
-            return
-        if chunk.get("error"):
-            error = chunk["error"]
-            code = error.get("code") if isinstance(error, dict) else None
-            record.outcome, record.message, self.over = f"stream_{code or 'error'}", error_text(data), True
-            return
-        self._chunk(chunk, now)
-
-    def _chunk(self, chunk: dict[str, Any], now: float) -> None:
-        record = self.record
-        usage = chunk.get("usage")
-        text = ""
-        for choice in chunk.get("choices") or ():
-            delta = choice.get("delta") or {}
-            text += delta.get("content") or delta.get("reasoning_content") or ""
-            if choice.get("finish_reason"):
-                self._finished, record.finish_reason = True, choice["finish_reason"]
-        if usage:
-            self._usage(usage, now, beside_text=bool(chunk.get("choices")))
-        elif text:
-            self._arrived(now, 0)
-        if text and self.keep_text:
-            record.text += text
-        details = (chunk.get("sglext") or {}).get("spec_tokens_details")
-        if isinstance(details, dict):
-            record.verify_rounds = int(details.get("spec_verify_ct") or 0)
-            record.correct_drafts = int(details.get("spec_num_correct_drafts") or 0)
-            record.proposed_drafts = int(details.get("spec_num_proposed_drafts") or 0)
-            # Rounds by verified tokens, anchor included; absent where whole blocks are verified.
-            lengths = details.get("spec_cap_lens_histogram") or ()
-            record.verify_tokens = sum(tokens * rounds for tokens, rounds in enumerate(lengths)) if lengths else None
-
-    def _usage(self, usage: dict[str, Any], now: float, *, beside_text: bool) -> None:
-        record = self.record
-        total = int(usage.get("completion_tokens") or 0)
-        record.went_back |= total < record.completion_tokens
-        record.prompt_tokens = int(usage.get("prompt_tokens") or record.prompt_tokens)
-        record.completion_tokens = total
-        if beside_text and total > record.seen_tokens:
-            self._arrived(now, total - record.seen_tokens)
-            record.seen_tokens = total
-
-    def _arrived(self, now: float, tokens: int) -> None:
-        record = self.record
-        record.first = now if record.first is None else record.first
-        record.last = now
-        record.chunk_at.append(now)
-        record.chunk_tokens.append(tokens)
-
-    def cut_off(self) -> None:
-        """Note that the connection ended before the stream did."""
-        if not self.over:
-            self.record.outcome, self.record.message = "disconnect", "the stream ended before its end mark"
 
 
 def _retry_after(text: str | None) -> float | None:
@@ -260,15 +180,3 @@ def _retry_after(text: str | None) -> float | None:
     except ValueError:
         # A date; rare enough that the backoff will do.
         return None
-
-
-def error_text(data: bytes) -> str:
-    """Return the message of an error body in OpenAI's form or SGLang's, or its text."""
-    text = data.decode(errors="replace").strip()
-    try:
-        found = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return text[:300]
-    error = found.get("error", found) if isinstance(found, dict) else found
-    message = error.get("message") if isinstance(error, dict) else error
-    return str(message or text)[:300]

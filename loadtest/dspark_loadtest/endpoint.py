@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from dspark_loadtest.client import API_KEY
-from dspark_loadtest.errors import LoadtestError
+from dspark_loadtest.errors import LoadtestError, StatusError
 
 # SGLang's --admin-api-key, where one is set; an environment variable, so that it does not show in process lists.
 ADMIN_KEY = "DSPARK_ADMIN_KEY"
+# Where SGLang wants the admin key if it has one, else the API key.
+_ADMIN_PATHS = ("/dspark", "/flush_cache")
 _TIMEOUT_S = 60
+# A server that still runs or aborts something does not empty its cache: SGLang waits so long itself, and is then asked
+# again.
+_FLUSH_WAIT_S, _FLUSH_POLL_S, _IDLE_WITHIN_S = 5, 0.5, 30.0
+# SGLang that is busy, and its gateway where some or all of the replicas refused.
+_NOT_IDLE = (400, 206)
 _TOKENIZE_AT_ONCE = 4096
 
 
@@ -105,12 +112,25 @@ class Endpoint:
         """Choose how much is verified; raise `LoadtestError` if the server refuses."""
         self.ask("/dspark/policy", body)
 
-    def flush_cache(self) -> bool:
-        """Empty the prefix cache; whether the server did."""
-        with contextlib.suppress(LoadtestError):
-            self._open("/flush_cache", b"")
-            return True
-        return False
+    def flush_cache(
+        self, *, wait: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Empty the prefix cache, asking again while the server is busy.
+
+        Raises
+        ------
+        LoadtestError
+            If the server refuses, or has not been idle for half a minute.
+        """
+        deadline = clock() + _IDLE_WITHIN_S
+        while True:
+            try:
+                self._open(f"/flush_cache?timeout={_FLUSH_WAIT_S}", b"")
+                return
+            except StatusError as error:
+                if error.status not in _NOT_IDLE or clock() >= deadline:
+                    raise
+            wait(_FLUSH_POLL_S)
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """GET, or POST if there is a body; the answer is a JSON object.
@@ -131,16 +151,21 @@ class Endpoint:
 
     def _open(self, path: str, data: bytes | None) -> bytes:
         headers = {"Content-Type": "application/json"}
-        key = os.environ.get(ADMIN_KEY if path.startswith("/dspark") else API_KEY)
+        key = (path.startswith(_ADMIN_PATHS) and os.environ.get(ADMIN_KEY)) or os.environ.get(API_KEY)
         if key:
             headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(f"{self.url}{path}", data, headers)
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
-                return bytes(reply.read())
+                raw = bytes(reply.read())
+                if reply.status == 200:
+                    return raw
+                said = raw.decode(errors="replace").strip()[:300]
+                raise StatusError(f"{self.url}{path} answered {reply.status}: {said}", reply.status)
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace").strip()[:300]
             hint = f"; set {ADMIN_KEY} to its admin key" if error.code in (401, 403) else ""
-            raise LoadtestError(f"{self.url}{path} answered {error.code}: {said or error.reason}{hint}") from error
+            message = f"{self.url}{path} answered {error.code}: {said or error.reason}{hint}"
+            raise StatusError(message, error.code) from error
         except (OSError, ValueError) as error:
             raise LoadtestError(f"{self.url}{path} failed: {error}; is the server running?") from error

@@ -58,6 +58,14 @@ def not_negative(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """Read a number between 0 and 1."""
+    value = not_negative(text)
+    if value > 1:
+        raise ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
+    return value
+
+
 def numbers(text: str) -> list[float]:
     """Read a list of numbers above 0, each once, in order."""
     return sorted({positive(part.strip()) for part in text.split(",")})
@@ -145,6 +153,7 @@ def add_asking(parser: ArgumentParser) -> None:
     group.add_argument("--body", type=json_object, default={}, metavar="JSON", help="further fields of each request")
     group.add_argument("--timeout", type=positive, default=600.0, metavar="S", help="of a request (default: 600)")
     group.add_argument("--retries", type=whole, default=3, metavar="N", help="after 429 and 503 (default: 3)")
+    group.add_argument("--max-failed", type=share, default=0.0, metavar="SHARE", help="of requests (default: 0, none)")
     group.add_argument("--warm-up", type=whole, default=4, metavar="N", help="short questions first (default: 4)")
     group.add_argument("--no-flush", action="store_true", help="leave the prefix cache as it is")
     group.add_argument("--slo-ttft", type=positive, metavar="S", help="longest time to the first token, from when due")
@@ -159,7 +168,9 @@ def add_run(parser: ArgumentParser) -> None:
     group.add_argument("--duration", type=positive, metavar="S", help="send nothing after so many seconds")
     group.add_argument("--max-requests", type=count, metavar="N", help="begin no more conversations than that")
     group.add_argument("--cycle", action="store_true", help="closed loop: begin the trace again when it is used up")
-    group.add_argument("--drain", type=positive, default=600.0, metavar="S", help="wait for the last answers (600)")
+    group.add_argument(
+        "--drain", type=positive, default=600.0, metavar="S", help="wait for the last answers, open loop (600)"
+    )
     group.add_argument("--leave", type=not_negative, default=0.0, metavar="SHARE", help="of clients that disconnect")
     group.add_argument("--max-send-lag-ms", type=positive, default=500.0, metavar="MS", help="99th percentile (500)")
 
@@ -211,6 +222,7 @@ def workload_of(args: Namespace, trace: Trace) -> Workload:
         mix=args.mix,
         warm_up=args.warm_up,
         flush=not args.no_flush,
+        max_failed=args.max_failed,
         max_send_lag_s=args.max_send_lag_ms / 1e3,
         seed=args.seed,
     )

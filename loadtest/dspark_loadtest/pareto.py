@@ -27,6 +27,7 @@ METRICS: dict[str, Pick] = {
     "mean_verify_len": lambda s: _of(s["speculation"], "mean_verify_len"),
     "concurrency": lambda s: s["concurrency"],
     "goodput_share": lambda s: s["goodput"]["share"],
+    "client_cpu_share": lambda s: _of(s.get("client"), "cpu_share"),
 }
 
 
@@ -37,7 +38,7 @@ def _of(series: dict[str, Any] | None, key: str) -> float | None:
 def summarise_sweep(
     runs: Sequence[Run], anchors: Sequence[float], *, baseline: str, devices: int = 1
 ) -> dict[str, Any]:
-    """Reduce runs to arms.
+    """Reduce runs to arms. A run with a problem counts in nothing but ``failed`` and ``excluded`` of its point.
 
     Parameters
     ----------
@@ -52,7 +53,8 @@ def summarise_sweep(
     Returns
     -------
     dict
-        ``arms`` by name: ``points`` (each load: spread of every metric over repeats), ``frontier`` of the medians,
+        ``arms`` by name: ``points`` (each load: spread of every metric over repeats; None where no run is left),
+        ``frontier`` of the medians,
         ``anchors`` (median, lowest and highest over the frontiers of single repeats; None where one was not measured on
         both sides), ``against_baseline``; and ``inferencex``, the same points under that project's names.
     """
@@ -61,27 +63,34 @@ def summarise_sweep(
     base = [run for run in runs if run.arm == baseline]
     for name in names:
         own = [run for run in runs if run.arm == name]
-        arms[name]["against_baseline"] = _against(own, base, devices) if base and name != baseline else None
+        compared = base and name != baseline
+        arms[name]["against_baseline"] = _against(sound(own), sound(base), devices) if compared else None
     problems = sorted({f"{run.arm}, load {run.load:g}: {p}" for run in runs for p in run.measured["problems"]})
     return {"baseline": baseline if base else None, "devices": devices, "arms": arms, "problems": problems}
+
+
+def sound(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that are what they claim to be: nothing failed, all tokens add up, the cache was emptied."""
+    return [run for run in runs if not run.measured["problems"]]
 
 
 def _arm(runs: Sequence[Run], anchors: Sequence[float], devices: int) -> dict[str, Any]:
     loads = sorted({run.load for run in runs})
     points = [_load(load, [run for run in runs if run.load == load]) for load in loads]
-    middles = _middles(runs, devices)
+    middles = _middles(sound(runs), devices)
     return {
         "points": points,
         "frontier": [asdict(point) for point in frontier(middles)],
-        "anchors": {f"{x:g}": _anchor(runs, middles, x, devices) for x in anchors},
+        "anchors": {f"{x:g}": _anchor(sound(runs), middles, x, devices) for x in anchors},
         "inferencex": [_inferencex(point, devices) for point in points],
     }
 
 
 def _load(load: float, runs: Sequence[Run]) -> dict[str, Any]:
-    found: dict[str, Any] = {"load": load, "repeats": len(runs)}
+    kept = sound(runs)
+    found: dict[str, Any] = {"load": load, "repeats": len(kept), "excluded": len(runs) - len(kept)}
     for name, pick in METRICS.items():
-        values = [value for value in (pick(run.measured) for run in runs) if value is not None]
+        values = [value for value in (pick(run.measured) for run in kept) if value is not None]
         measured = spread(values)
         found[name] = (
             None if measured is None else {"median": measured.median, "low": measured.low, "high": measured.high}

@@ -50,7 +50,8 @@ class Plan:
     max_requests : int or None
         No conversation is begun after so many; a single request is one.
     drain_s : float
-        Answers may go on for so long after the last request was sent; then they are interrupted.
+        Open loop: answers may go on for so long after the last request was due; then they are given up as
+        ``unanswered``. In a closed loop each has its own time-out.
     cycle : bool
         Closed loop: begin the trace again when it is used up, until ``duration_s`` or ``max_requests``.
     leaving : Leaving
@@ -96,9 +97,7 @@ class Outcome:
     cpu_s : float
         Processor time of this client meanwhile.
     steady : tuple of float
-        Beginning and end, in seconds, of the time during which the load was as asked: in an open loop from the
-        first to the last request that was due; in a closed loop from when all clients have had their first token to
-        when the first of them found nothing more to ask.
+        Beginning and end, in seconds, of the time during which the load was as asked; see `dspark_loadtest.steady`.
     interrupted : bool
         Whether it was broken off.
     """

@@ -26,6 +26,11 @@ from typing import Any
 OK = "ok"
 LEFT = "left"
 INTERRUPTED = "interrupted"
+TIMEOUT = "timeout"
+MALFORMED = "malformed"
+UNANSWERED = "unanswered"
+SKIPPED = "skipped"
+UNBROKEN = (OK, LEFT, INTERRUPTED)
 
 
 @dataclass(slots=True)
@@ -48,8 +53,9 @@ class RequestRecord:
     sent, first, last, end : float or None
         First attempt sent; first and last chunk with tokens; end of the stream.
     outcome : str
-        ``ok``; ``left`` if this client broke off on purpose; ``interrupted`` at the end of the run; or the error:
-        ``http_<status>``, ``stream_<code>``, ``disconnect``, ``connect``, ``timeout``, ``malformed``.
+        ``ok``; ``left`` if this client broke off on purpose; ``interrupted`` by Ctrl-C; or the error:
+        ``http_<status>``, ``stream_<code>``, ``disconnect``, ``connect``, ``malformed``; ``timeout`` of one request,
+        ``unanswered`` when the run waited no longer; ``skipped``, never sent because the turn before it failed.
     message : str
         What the server said about the error.
     retries : list of str
@@ -111,7 +117,12 @@ class RequestRecord:
     @property
     def failed(self) -> bool:
         """Whether something went wrong that this client did not do itself."""
-        return self.outcome not in (OK, LEFT, INTERRUPTED)
+        return self.outcome not in UNBROKEN
+
+    @property
+    def given_up(self) -> bool:
+        """Whether this client waited in vain; what it waited for takes at least as long as that."""
+        return self.outcome in (TIMEOUT, UNANSWERED)
 
     @property
     def send_lag_s(self) -> float | None:

@@ -11,20 +11,21 @@ import contextlib
 import gc
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from dspark_loadtest import steady
 from dspark_loadtest.client import NEVER, ChatClient
 from dspark_loadtest.errors import LoadtestError
 from dspark_loadtest.plan import Outcome, Plan, Session, leave_choice, sessions_of
 from dspark_loadtest.progress import Progress
 from dspark_loadtest.prompts import Composer
-from dspark_loadtest.record import INTERRUPTED, LEFT, RequestRecord
-from dspark_loadtest.traces.request import Trace, TraceRequest
+from dspark_loadtest.questions import Message, Questions
+from dspark_loadtest.record import INTERRUPTED, LEFT, SKIPPED, UNANSWERED, RequestRecord
+from dspark_loadtest.traces.request import Trace
 
 # Time to get going before the first deadline.
 _LEAD_S = 0.05
-Message = dict[str, Any]
 
 
 class Replay:
@@ -44,7 +45,7 @@ class Replay:
     Raises
     ------
     LoadtestError
-        If the plan follows a clock that the trace does not have.
+        If the plan follows a clock that the trace does not have, or the trace asks for a category that there is not.
     """
 
     def __init__(
@@ -59,13 +60,20 @@ class Replay:
     ) -> None:
         if plan.open_loop and not trace.timed:
             raise LoadtestError("the trace has no timestamps; replay it with --concurrency, or at a rate of your own")
-        self.client, self.trace, self.composer, self.plan = client, trace, composer, plan
+        self.client, self.trace, self.plan = client, trace, plan
+        self._questions = Questions(client, trace, composer)
         self.progress = progress
         self._clock = clock
         self.records: list[RequestRecord] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopped = asyncio.Event()
+        # Conversations of several turns, each with the records of those that were asked.
+        self._talks: list[tuple[Session, list[RequestRecord]]] = []
+        self._ending = asyncio.Event()
+        self._interrupted = False
+        self._error: BaseException | None = None
         self._sending_over: float | None = None
+        # The latest time at which a request that is known of falls due.
+        self._last_due = 0.0
         self._exhausted: float | None = None
         self._origin = 0.0
 
@@ -75,7 +83,8 @@ class Replay:
 
     def stop(self) -> None:
         """End the run: nothing more is sent, what is under way is interrupted, all of it is kept."""
-        self._stopped.set()
+        self._interrupted = True
+        self._ending.set()
 
     async def run(self) -> Outcome:
         """Send everything, wait for the answers, and return what was measured."""
@@ -98,28 +107,41 @@ class Replay:
                 if self.progress:
                     self.progress.end()
             cpu = time.process_time() - cpu
+        for turns, asked in self._talks:
+            self._skip(turns, asked)
         self.records.sort(key=lambda record: (record.due, record.index))
         ends = [record.end for record in self.records if record.end is not None]
         wall = max([self._sending_over or 0.0, *ends])
-        return Outcome(self.records, wall, cpu, self._steady(wall), self._stopped.is_set())
+        return Outcome(self.records, wall, cpu, self._steady(wall), self._interrupted)
 
     async def _until_over(self, driver: asyncio.Task[None]) -> None:
-        stopped = asyncio.create_task(self._stopped.wait())
-        await asyncio.wait({driver, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        ending = asyncio.create_task(self._ending.wait())
+        await asyncio.wait({driver, ending}, return_when=asyncio.FIRST_COMPLETED)
         self._sending_over = self.now()
         if driver.done():
             # An error of ours, such as an unknown category, ends the run.
             driver.result()
-            deadline = self._sending_over + self.plan.drain_s
-            while self._tasks and not stopped.done() and self.now() < deadline:
-                waits = {*self._tasks, stopped}
-                timeout = deadline - self.now()
-                done, _ = await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-                for task in done - {stopped}:
-                    task.result()
-        for task in (driver, stopped, *self._tasks):
+            while self._tasks and not ending.done():
+                # A later turn may be due, and is known of, long after the first turns were sent.
+                timeout = max(self._sending_over, self._last_due) + self.plan.drain_s - self.now()
+                if timeout <= 0:
+                    break
+                waits = {*self._tasks, ending}
+                await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for task in (driver, ending, *self._tasks):
             task.cancel()
-        await asyncio.gather(driver, stopped, *self._tasks, return_exceptions=True)
+        await asyncio.gather(driver, ending, *self._tasks, return_exceptions=True)
+        if self._error is not None:
+            raise self._error
+        if not self._interrupted:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Tell apart from Ctrl-C what the server had all the time for that the plan allows."""
+        for record in self.records:
+            if record.outcome == INTERRUPTED:
+                record.outcome = UNANSWERED
+                record.message = f"still open {self.plan.drain_s:g} s after the last request was due"
 
     async def _open(self) -> None:
         speed = 1e3 * self.plan.speed
@@ -129,7 +151,7 @@ class Replay:
             if self._beyond(due, started):
                 break
             history: list[Message] = []
-            prepared = self._body(index, request, history)
+            prepared = self._questions.body(index, request, history)
             await self._sleep_until(due)
             self._start(self._converse(turns, due, history, prepared))
 
@@ -177,6 +199,9 @@ class Replay:
         ``history`` holds the messages of the first turn if its body is ``prepared``.
         """
         tokens = 0
+        asked: list[RequestRecord] = []
+        if len(turns) > 1:
+            self._talks.append((turns, asked))
         for turn, (index, request) in enumerate(turns):
             waited = 0.0
             if turn and due is not None:
@@ -187,26 +212,35 @@ class Replay:
                 waited = 0.0 if stamp is None else max(0.0, due - stamp)
                 if self._beyond(due, 0):
                     return
-            body = prepared if prepared is not None else self._body(index, request, history, tokens)
+            body = prepared if prepared is not None else self._questions.body(index, request, history, tokens)
             prepared = None
             if due is not None:
+                self._last_due = max(self._last_due, due)
                 await self._sleep_until(due)
-            record = RequestRecord(
-                index,
-                category=self._category(index, request),
-                due=self.now() if due is None else due,
-                session=request.session_id,
-                turn=turn,
-                waited=waited,
-                asked_input=request.input_length,
-                asked_output=request.output_length or self.client.settings.max_tokens,
-            )
+            record = self._questions.record(index, request, turn, self.now() if due is None else due, waited)
             self.records.append(record)
+            asked.append(record)
             await self._ask(body, record)
             if not record.ok:
                 return
             tokens = record.prompt_tokens + record.completion_tokens
             history.append({"role": "assistant", "content": record.text})
+
+    def _skip(self, turns: Session, asked: list[RequestRecord]) -> None:
+        """Record the turns that a failed one kept from being asked: their users did not get them either."""
+        if not asked or not asked[-1].failed:
+            return
+        due, speed = asked[-1].end or asked[-1].due, 1e3 * self.plan.speed
+        for turn in range(len(asked), len(turns)):
+            index, request = turns[turn]
+            due += (request.delay or 0.0) / speed
+            if self.plan.open_loop and request.timestamp is not None:
+                due = max(due, request.timestamp / speed)
+            if self._beyond(due, 0):
+                return
+            record = self._questions.record(index, request, turn, due)
+            self.records.append(record)
+            record.outcome, record.message = SKIPPED, "the turn before it failed"
 
     async def _ask(self, body: bytes, record: RequestRecord) -> None:
         leave = leave_choice(self.plan.leaving, self.plan.seed, record.index)
@@ -223,27 +257,17 @@ class Replay:
             if self.progress:
                 self.progress.answered(record)
 
-    def _category(self, index: int, request: TraceRequest) -> str:
-        return "" if request.input_length is None else self.composer.category(request, index)
-
-    def _body(self, index: int, request: TraceRequest, history: list[Message], tokens: int = 0) -> bytes:
-        """Compose the request; a later turn is appended to ``history`` and is as long as that leaves of its length."""
-        if request.messages is not None:
-            messages = [*history, *request.messages]
-        elif request.text_input is not None:
-            messages = [*history, {"role": "user", "content": request.text_input}]
-        elif history and not request.hash_ids:
-            rest = max(1, (request.input_length or 1) - tokens)
-            messages = [*history, {"role": "user", "content": self.composer.compose(request, index, tokens=rest)}]
-        else:
-            messages = [{"role": "user", "content": self.composer.compose(request, index)}]
-        history[:] = messages
-        return self.client.body(messages, request.output_length, request.extra)
-
     def _start(self, conversation: Any) -> None:
         task = asyncio.create_task(conversation)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Let an error of ours in one conversation end the run at once, as it does in a closed loop."""
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None and self._error is None:
+            self._error = task.exception()
+            self._ending.set()
 
     async def _sleep_until(self, due: float) -> None:
         wait = due - self.now()
@@ -252,10 +276,8 @@ class Replay:
 
     def _steady(self, wall: float) -> tuple[float, float]:
         if self.plan.open_loop:
-            dues = [record.due for record in self.records]
-            return (min(dues), max(dues)) if len(dues) > 1 else (0.0, wall)
-        firsts = sorted(record.first for record in self.records[: self.plan.concurrency] if record.first is not None)
-        return (firsts[-1] if firsts else 0.0), self._exhausted if self._exhausted is not None else wall
+            return steady.open_loop(self.records, wall)
+        return steady.closed_loop(self.records, self.plan.concurrency or 1, self._exhausted, wall)
 
 
 @contextlib.contextmanager
@@ -270,21 +292,3 @@ def _collecting_seldom() -> Iterator[None]:
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()
-
-
-async def warm_up(client: ChatClient, composer: Composer, requests: Sequence[TraceRequest], concurrency: int) -> int:
-    """Ask short questions first; none of it is measured. Return how many were answered."""
-    waiting = iter(list(enumerate(requests)))
-    answered = 0
-
-    async def work() -> None:
-        nonlocal answered
-        for index, request in waiting:
-            content = composer.compose(request, -1 - index)
-            body = client.body([{"role": "user", "content": content}], request.output_length)
-            record = RequestRecord(index)
-            await client.ask(body, record)
-            answered += record.ok
-
-    await asyncio.gather(*(work() for _ in range(concurrency)))
-    return answered

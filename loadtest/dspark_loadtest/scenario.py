@@ -148,7 +148,9 @@ class Scenario:
         phases = [Phase(p.duration_s, _rate(p, capacity_rps), p.category, p.prompt_scale) for p in self.phases]
         trace = generate(phases, self.lengths, cv=self.cv, seed=seed, prefixes=self.prefixes)
         plan = Plan(leaving=self.leaving, drain_s=self.timeout_s, seed=seed)
-        return Workload(trace, settings=self.settings(), plan=plan, slo=self.slo, seed=seed)
+        # What may fail is among the expectations.
+        may_fail = 1.0 if self.expect.only_refused else 0.0
+        return Workload(trace, settings=self.settings(), plan=plan, slo=self.slo, max_failed=may_fail, seed=seed)
 
     def capacity_workload(self, *, seed: int = 0) -> Workload:
         """Return the closed loop that measures capacity: requests of the same lengths."""
@@ -163,6 +165,23 @@ class Scenario:
         index = rates.index(max(rates))
         begin = sum(phase.duration_s for phase in self.phases[:index])
         return begin, begin + self.phases[index].duration_s
+
+
+def capacity_rps(summary: dict[str, Any]) -> float:
+    """Return the requests a second that the closed loop of `Scenario.capacity_workload` was answered at its full load.
+
+    Tokens of the steady time over tokens of an answer. Answers over the whole run would count the first wave's prefill
+    and the tail, where clients run out of questions, as if the server could do no more.
+
+    Raises
+    ------
+    LoadtestError
+        If nothing was answered while all clients asked.
+    """
+    answered, tokens = summary["requests"]["ok"], summary["completion_tokens"]
+    if not answered or not tokens or not summary["output_tok_s"]:
+        raise LoadtestError("capacity: no request was answered while all clients asked; raise capacity.waves")
+    return float(summary["output_tok_s"] * answered / tokens)
 
 
 def _rate(phase: ScenarioPhase, capacity_rps: float | None) -> float:

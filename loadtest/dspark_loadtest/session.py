@@ -18,12 +18,15 @@ from dspark_loadtest.plan import Outcome, Plan
 from dspark_loadtest.progress import Progress
 from dspark_loadtest.prompts import Composer, Library, estimate
 from dspark_loadtest.reconcile import read_counts, read_settled, reconcile
-from dspark_loadtest.replay import Replay, warm_up
+from dspark_loadtest.record import UNBROKEN
+from dspark_loadtest.replay import Replay
 from dspark_loadtest.stats import FAULTLESS, Slo, summarise
 from dspark_loadtest.traces.fit import Fit, fit_lengths
 from dspark_loadtest.traces.request import Trace, TraceRequest
+from dspark_loadtest.warming import warm_up
 
 WARM_UP_TOKENS = 16
+EMPTIED = "emptied"
 # A context that nobody states; only a server that is not SGLang leaves it open.
 _DEFAULT_CONTEXT = 4096
 
@@ -87,6 +90,8 @@ class Workload:
         Short questions that are asked first.
     flush : bool
         Empty the prefix cache after that.
+    max_failed : float
+        Share of the requests that may fail, in [0, 1]; a run in which more do is not what it claims to be.
     max_send_lag_s : float
         The run is not the trace's if the 99th percentile of the send lag is above this.
     seed : int
@@ -101,6 +106,7 @@ class Workload:
     mix: dict[str, float] | None = None
     warm_up: int = 4
     flush: bool = True
+    max_failed: float = 0.0
     max_send_lag_s: float = 0.5
     seed: int = 0
 
@@ -144,12 +150,15 @@ def measure(served: Served, workload: Workload, *, show: bool = True) -> Measure
         settings = replace(settings, keep_text=True)
     started = time.time()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        outcome, before = runner.run(_run(served, replace(workload, settings=settings), trace, composer, show=show))
+        outcome, before, unflushed = runner.run(
+            _run(served, replace(workload, settings=settings), trace, composer, show=show)
+        )
     after = read_settled(served.endpoint, before, outcome.records)
     summary = summarise(outcome, workload.slo)
     summary["started"] = started
     summary["model"] = served.model
     summary["interrupted"] = outcome.interrupted
+    summary["prefix_cache"] = "left as it was" if not workload.flush else unflushed or EMPTIED
     summary["reconciliation"] = reconcile(before, after, outcome.records)
     summary["prompts"] = _prompt_lengths(served, trace, outcome)
     summary["problems"] = problems(summary, workload)
@@ -179,14 +188,22 @@ async def _run(served: Served, workload: Workload, trace: Trace, composer: Compo
             answered = await warm_up(client, composer, asked, workload.plan.concurrency or workload.warm_up)
             if not answered:
                 raise LoadtestError(f"{served.endpoint.url} answered no question of the warm-up; look at its log")
-        if workload.flush:
-            await asyncio.to_thread(served.endpoint.flush_cache)
+        unflushed = await asyncio.to_thread(_flush, served.endpoint) if workload.flush else ""
         before = await asyncio.to_thread(read_counts, served.endpoint)
         client.on_tokens = on_tokens
         outcome = await Replay(client, trace, composer, workload.plan, progress).run()
     finally:
         await client.close()
-    return outcome, before
+    return outcome, before, unflushed
+
+
+def _flush(endpoint: Endpoint) -> str:
+    """Empty the prefix cache; return why that failed, or nothing."""
+    try:
+        endpoint.flush_cache()
+    except LoadtestError as error:
+        return f"not emptied: {error}"
+    return ""
 
 
 def _expected(trace: Trace, plan: Plan) -> int | None:
@@ -219,6 +236,19 @@ def problems(summary: dict[str, Any], workload: Workload) -> list[str]:
             f"{1e3 * workload.max_send_lag_s:.0f} ms: this client could not send the trace on time; lower the speed "
             "or give it a core of its own."
         )
+    requests = summary["requests"]
+    asked = sum(requests["outcomes"].values())
+    if requests["failed"] > workload.max_failed * asked:
+        kinds = (f"{n} {kind}" for kind, n in requests["outcomes"].items() if kind not in UNBROKEN)
+        found.append(
+            f"{requests['failed']} of {asked} requests failed ({', '.join(kinds)}), above the bound of "
+            f"{workload.max_failed:.1%}: the figures are not those of the load that was asked for."
+        )
+    if workload.flush and summary["prefix_cache"] != EMPTIED:
+        found.append(
+            f"The prefix cache was {summary['prefix_cache']}; what was asked before may have shortened prefill "
+            "(--no-flush leaves the cache as it is on purpose)."
+        )
     for name, count in summary["accounting"].items():
         if count and name not in FAULTLESS:
             found.append(f"Tokens do not add up in {count} requests: {name.replace('_', ' ')}.")
@@ -229,6 +259,6 @@ def problems(summary: dict[str, Any], workload: Workload) -> list[str]:
                 f"The server counted {side['server']:.0f} {kind} tokens, the client {side['answered']} in "
                 "answers: they do not agree; did anybody else use the server?"
             )
-    if not summary["requests"]["ok"]:
+    if not requests["ok"]:
         found.append("No request was answered.")
     return found

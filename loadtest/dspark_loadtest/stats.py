@@ -4,11 +4,16 @@ Over a run:
 
 ``output_tok_s``
     Tokens that arrived during the steady time over its length. A chunk counts where it arrived; without running usage
-    an answer's tokens are taken to have come evenly between its first and last chunk.
+    an answer's tokens are taken to have come evenly between its first and last chunk. Those of broken answers count,
+    as the server carried them; how many may break is for `dspark_loadtest.session.problems`.
 ``output_tok_s_whole``
     Tokens of all answers, broken ones included, over the whole run, beginning and tail included.
 ``tok_s_user``
     Of each answer, then percentiles; ``p10`` is what nine of ten users get at least.
+TTFT, latency, ``tpot_s`` and ``tok_s_user``
+    Of answers to their end, and of requests that were given up (``given_up`` of them: timed out, or still open when the
+    run waited no longer), which count with the time that was waited: the true one is longer, and without them the worst
+    would be missing from every percentile.
 ``mean_accept_len``
     ``1 + correct drafts / verification rounds``, summed over requests before dividing; the bonus token included.
 ``mean_verify_len``
@@ -83,6 +88,7 @@ def summarise(outcome: Outcome, slo: Slo) -> dict[str, Any]:
     """Return every figure of a run; see the module. Series are in seconds, tokens, or tokens a second."""
     records = outcome.records
     done = [record for record in records if record.ok]
+    waited = [record for record in records if record.ok or record.given_up]
     begin, end = outcome.steady
     good = [record for record in records if slo.met(record)]
     tokens = sum(record.completion_tokens for record in records)
@@ -96,16 +102,16 @@ def summarise(outcome: Outcome, slo: Slo) -> dict[str, Any]:
         "prompt_tokens": sum(record.prompt_tokens for record in records),
         "completion_tokens": tokens,
         "concurrency": under_way(records, begin, end),
-        "ttft_s": series(record.ttft_s for record in done),
-        "ttft_due_s": series(record.ttft_due_s for record in done),
-        "latency_s": series(record.latency_s for record in done),
-        "latency_due_s": series(record.latency_due_s for record in done),
-        "tpot_s": series(record.tpot_s for record in done),
-        "tok_s_user": series(record.tok_s_user for record in done),
+        "ttft_s": series(at_least(record, record.ttft_s, record.sent) for record in waited),
+        "ttft_due_s": series(at_least(record, record.ttft_due_s, record.due) for record in waited),
+        "latency_s": series(at_least(record, record.latency_s, record.sent) for record in waited),
+        "latency_due_s": series(at_least(record, record.latency_due_s, record.due) for record in waited),
+        "tpot_s": series(tpot_at_least(record) for record in waited),
+        "tok_s_user": series(1 / tpot for tpot in map(tpot_at_least, waited) if tpot),
         "chunk_gap_s": series(gap for record in done for gap in np.diff(record.chunk_at)),
         "tokens_per_chunk": series(count for record in done for count in record.chunk_tokens[1:] if count),
         "send_lag_s": series(record.send_lag_s for record in records),
-        "turn_wait_s": series(record.waited for record in records if record.turn),
+        "turn_wait_s": series(record.waited for record in records if record.turn and record.sent is not None),
         "speculation": speculation(done),
         "goodput": {
             "slo": {"ttft_s": slo.ttft_s, "tok_s_user": slo.tok_s_user},
@@ -119,12 +125,28 @@ def summarise(outcome: Outcome, slo: Slo) -> dict[str, Any]:
     }
 
 
+def at_least(record: RequestRecord, measured: float | None, since: float | None) -> float | None:
+    """Return what was measured; of a request that was given up before that, the seconds that were waited."""
+    if measured is not None or not record.given_up or record.end is None or since is None:
+        return measured
+    return record.end - since
+
+
+def tpot_at_least(record: RequestRecord) -> float | None:
+    """Return the time per output token; of an answer that was given up, the silence at its end included."""
+    if not record.given_up or record.first is None or record.end is None:
+        return record.tpot_s
+    after = record.seen_tokens - record.chunk_tokens[0] if record.seen_tokens else len(record.chunk_at) - 1
+    return max(0.0, record.end - record.first) / max(1, after)
+
+
 def counts(records: Sequence[RequestRecord]) -> dict[str, Any]:
     """Count requests by how they ended, and retries by why."""
     return {
         "sent": sum(record.sent is not None for record in records),
         "ok": sum(record.ok for record in records),
         "failed": sum(record.failed for record in records),
+        "given_up": sum(record.given_up for record in records),
         "outcomes": dict(sorted(Counter(record.outcome for record in records).items())),
         "retries": dict(sorted(Counter(kind for record in records for kind in record.retries).items())),
         "finish_reasons": dict(sorted(Counter(r.finish_reason for r in records if r.finish_reason).items())),

@@ -36,7 +36,7 @@ class Sweep:
     by_rate : bool
         Which of the two.
     repeats : int
-        Turns of every server.
+        Turns of every server; over an even number none is favoured by a machine that drifts.
     requests, waves : int
         A run asks at least ``requests``, and at least ``waves`` times as many as clients (closed loop) or, with rates,
         as long as ``duration_s`` at that rate.
@@ -51,18 +51,22 @@ class Sweep:
     workload: Workload
     loads: Sequence[float]
     by_rate: bool = False
-    repeats: int = 3
+    repeats: int = 4
     requests: int = 16
     waves: int = 4
     duration_s: float = 60.0
     policies: Sequence[Policy] = ()
     prompts: Sequence[Any] = ()
 
-    def at(self, load: float) -> Workload:
-        """Return the workload of one run; equal for every arm and repeat."""
+    def at(self, load: float, repeat: int) -> Workload:
+        """Return the workload of one run; equal for every arm.
+
+        Requests are equal in every repeat, too. With rates their arrivals are drawn anew for each: the chance of one
+        draw, such as few requests while the server fills, shows in the spread instead of in every repeat alike.
+        """
         work = self.workload
         if self.by_rate:
-            trace = retime(work.trace, load, seed=work.seed)
+            trace = retime(work.trace, load, seed=work.seed + repeat)
             return replace(work, trace=trace, plan=replace(work.plan, concurrency=None, duration_s=self.duration_s))
         clients = int(load)
         count = max(self.requests, self.waves * clients)
@@ -116,7 +120,7 @@ def run_sweep(
             served = look_at(url, sweep.prompts)
             for load in sweep.loads:
                 for policy in _policies(arm, sweep, repeat):
-                    measured = _measure(served, sweep, load, policy, show=show)
+                    measured = _measure(served, sweep.at(load, repeat), policy, show=show)
                     name = policy.name if policy else arm.name
                     runs.append(Run(repeat, turn, name, load, measured.summary))
                     trace = measured.trace
@@ -128,15 +132,15 @@ def _policies(arm: Arm, sweep: Sweep, repeat: int) -> Sequence[Policy | None]:
     return rotated(sweep.policies, repeat) if sweep.policies and arm.name == DSPARK else [None]
 
 
-def _measure(served: Served, sweep: Sweep, load: float, policy: Policy | None, *, show: bool) -> Measured:
+def _measure(served: Served, workload: Workload, policy: Policy | None, *, show: bool) -> Measured:
     if policy is not None:
         served.endpoint.set_policy(policy.body)
-    measured = measure(served, sweep.at(load), show=show)
+    measured = measure(served, workload, show=show)
     if measured.outcome.interrupted:
         raise KeyboardInterrupt
     if not measured.summary["requests"]["ok"]:
         said = next((record.message for record in measured.outcome.records if record.message), "nothing")
-        raise LoadtestError(f"no request was answered at load {load:g}; the server said: {said}")
+        raise LoadtestError(f"no request was answered; the server said: {said}")
     return measured
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from argparse import ArgumentTypeError, Namespace
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +25,8 @@ from dspark_loadtest.sweep import DSPARK, Run, Sweep, run_sweep
 from dspark_loadtest.traces.fit import Fit
 from dspark_loadtest.traces.request import Trace
 from sgl_dspark.comparison import DSPARK_ONLY, Policy, parse_policies, without_flags
-from sgl_dspark.server_process import PLAIN, Arm, ServerArm, UrlArm
+from sgl_dspark.cores import Cores, has_gpu, plan_cores, usable_cores
+from sgl_dspark.server_process import PLAIN, Arm, ServerArm, UrlArm, on_cores
 
 
 def _arms(text: str) -> list[Policy]:
@@ -53,6 +55,7 @@ def add(actions: Any) -> None:
     what.add_argument(
         "--url", action="append", default=[], metavar="NAME=URL", help="servers that run: plain=, dspark=, others"
     )
+    what.add_argument("--pin", default="auto", metavar="SERVER:CLIENT", help="cores such as 0:1, or auto, or none")
     what.add_argument("--devices", type=options.count, default=1, metavar="N", help="that a server uses (default: 1)")
     what.add_argument("--startup-timeout", type=options.positive, default=900.0, metavar="S", help="default: 900")
     what.add_argument(
@@ -61,7 +64,7 @@ def add(actions: Any) -> None:
     load = parser.add_argument_group("loads")
     load.add_argument("--concurrency", type=options.counts, default=[1, 2, 4, 8, 16], metavar="LIST", help="1,2,4,8,16")
     load.add_argument("--rates", type=options.numbers, metavar="LIST", help="requests a second instead, Poisson")
-    load.add_argument("--repeats", type=options.count, default=3, metavar="N", help="turns of each server (default: 3)")
+    load.add_argument("--repeats", type=options.count, default=4, metavar="N", help="turns of each server, even (4)")
     load.add_argument("--requests", type=options.count, default=16, metavar="N", help="of a run at least (default: 16)")
     load.add_argument("--waves", type=options.count, default=4, metavar="N", help="requests per client at least (4)")
     load.add_argument("--duration", type=options.positive, default=60.0, metavar="S", help="of a run with --rates (60)")
@@ -88,6 +91,7 @@ def run(args: Namespace) -> int:
         mix=args.mix,
         warm_up=args.warm_up,
         flush=not args.no_flush,
+        max_failed=args.max_failed,
         seed=args.seed,
     )
     policies = [policy for policy in args.arms if policy.name != PLAIN]
@@ -102,25 +106,36 @@ def run(args: Namespace) -> int:
         policies=policies,
         prompts=args.prompts,
     )
-    servers = make_arms(args)
+    cores = plan_pinning(args)
+    servers = make_arms(args, cores)
     args.out.mkdir(parents=True, exist_ok=True)
     runs: list[Run] = []
     complete, sent = False, None
     try:
-        sent = run_sweep(servers, sweep, runs, log=options.say, show=not args.quiet and sys.stderr.isatty())
+        with on_cores(cores.client):
+            sent = run_sweep(servers, sweep, runs, log=options.say, show=not args.quiet and sys.stderr.isatty())
         complete = True
     except KeyboardInterrupt:
         options.say("broken off; every server that was started has been ended")
     finally:
         if runs:
-            page = write_pareto(_data(runs, args, sweep, servers, sent or trace, complete=complete), args.out)
+            data = _data(runs, args, sweep, servers, sent or trace)
+            page = write_pareto({**data, "complete": complete, "pinning": str(cores)}, args.out)
             print(f"report: {page}")
     if not complete:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if any(run.measured["problems"] for run in runs) else 0
 
 
-def make_arms(args: Namespace) -> list[Arm]:
+def plan_pinning(args: Namespace) -> Cores:
+    """Divide the cores between the servers that are started here and this client, as ``dspark bench`` does."""
+    if args.url and args.pin == "auto":
+        return Cores(None, None, "the servers run already")
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    return plan_cores(args.pin, usable_cores(), threads=int(threads) if threads.isdigit() else 1, gpu=has_gpu())
+
+
+def make_arms(args: Namespace, cores: Cores) -> list[Arm]:
     """Return the servers that take turns: those at URLs, or a plain and a DSpark one that are started here."""
     plain = any(policy.name == PLAIN for policy in args.arms)
     policies = any(policy.name != PLAIN for policy in args.arms)
@@ -129,6 +144,8 @@ def make_arms(args: Namespace) -> list[Arm]:
         name, _, url = given.partition("=")
         if not name or not url.startswith(("http://", "https://")):
             raise LoadtestError(f"--url takes NAME=URL such as plain=http://127.0.0.1:30000, not {given!r}")
+        if name in (arm.name for arm in arms):
+            raise LoadtestError(f"--url names {name!r} twice; give each server its own name")
         arms.append(UrlArm(name, url.rstrip("/").removesuffix("/v1")))
     if arms:
         if args.server_flags:
@@ -145,14 +162,14 @@ def make_arms(args: Namespace) -> list[Arm]:
     }
     wanted = [PLAIN] * plain + [DSPARK] * policies
     return [
-        ServerArm(name, commands[name], logs, environment=environment, startup_s=args.startup_timeout)
+        ServerArm(
+            name, commands[name], logs, cores=cores.server, environment=environment, startup_s=args.startup_timeout
+        )
         for name in wanted
     ]
 
 
-def _data(
-    runs: Sequence[Run], args: Namespace, sweep: Sweep, servers: Sequence[Arm], trace: Trace, *, complete: bool
-) -> dict[str, Any]:
+def _data(runs: Sequence[Run], args: Namespace, sweep: Sweep, servers: Sequence[Arm], trace: Trace) -> dict[str, Any]:
     baseline = PLAIN if any(run.arm == PLAIN for run in runs) else runs[0].arm
     singles = [
         {
@@ -161,21 +178,29 @@ def _data(
             "started": run.measured["started"],
             "requests": run.measured["requests"],
             "reconciliation": run.measured["reconciliation"],
+            "prefix_cache": run.measured["prefix_cache"],
             "problems": run.measured["problems"],
         }
         for run in runs
     ]
     plan = {"loads": list(sweep.loads), "repeats": sweep.repeats, "requests": sweep.requests, "waves": sweep.waves}
+    switched = any(arm.name == DSPARK for arm in servers)
+    categories: Counter[str] = Counter()
+    for run in runs:
+        categories.update({name: found["requests"] for name, found in run.measured["categories"].items()})
     commands = {
         arm.name: list(arm.command) if isinstance(arm, ServerArm) else getattr(arm, "url", "") for arm in servers
     }
     return {
         "schema": SCHEMA,
-        "complete": complete,
         "by": "requests a second" if sweep.by_rate else "concurrent requests",
         "plan": {**plan, "duration_s": sweep.duration_s if sweep.by_rate else None, "seed": sweep.workload.seed},
+        "policies": [policy.name for policy in sweep.policies] if switched else [],
         "request": asdict(sweep.workload.settings),
         "fit": asdict(sweep.workload.fit),
+        "mix": sweep.workload.mix,
+        "prompts": [path.name for path in args.prompts],
+        "categories": dict(categories),
         "server": {"model": runs[0].measured["model"], "commands": commands},
         "client": describe_client(),
         "trace": trace.source,

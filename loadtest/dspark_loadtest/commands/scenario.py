@@ -13,7 +13,7 @@ from dspark_loadtest.checks import Check, check
 from dspark_loadtest.commands.replay import EXIT_FAILED, EXIT_INTERRUPTED, plain
 from dspark_loadtest.report.document import Table
 from dspark_loadtest.report.run import write_report
-from dspark_loadtest.scenario import Scenario, load_scenario
+from dspark_loadtest.scenario import Scenario, capacity_rps, load_scenario
 from dspark_loadtest.session import Served, look_at, measure
 
 
@@ -63,8 +63,8 @@ def _one(scenario: Scenario, served: Served, args: Namespace) -> list[Check] | N
         if found.outcome.interrupted:
             return None
         capacity = found.summary
-        rate = capacity["requests"]["ok"] / capacity["wall_s"]
-        options.say(f"{scenario.name}: capacity {rate:.2f} requests/s, {capacity['output_tok_s'] or 0:.0f} tok/s")
+        rate = capacity_rps(capacity)
+        options.say(f"{scenario.name}: capacity {rate:.2f} requests/s, {capacity['output_tok_s']:.0f} tok/s")
     workload = scenario.workload(rate, seed=args.seed)
     measured = measure(served, workload, show=not args.quiet)
     folder = args.out / scenario.name

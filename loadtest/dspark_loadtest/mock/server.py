@@ -56,7 +56,7 @@ class MockServer:
             app.router.add_get(probe, self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_post("/flush_cache", self._health)
+        app.router.add_post("/flush_cache", self._flush)
         app.router.add_post("/v1/chat/completions", self._chat)
         self._slots = asyncio.Semaphore(self.script.concurrency) if self.script.concurrency else None
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
@@ -83,6 +83,9 @@ class MockServer:
         self._loop.close()
 
     async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _flush(self, _: web.Request) -> web.Response:
         return web.Response()
 
     async def _models(self, _: web.Request) -> web.Response:

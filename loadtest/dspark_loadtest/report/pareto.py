@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dspark_loadtest.report.asked import asked
 from dspark_loadtest.report.document import Block, Document, Heading, Picture, Table, Warn
 from dspark_loadtest.report.figures import save, tidy
 from dspark_loadtest.report.run import number, provenance_rows
+from dspark_loadtest.session import EMPTIED
 from sgl_dspark.comparison import styles
 from sgl_dspark.reports.figure import new_figure
 
@@ -18,7 +20,21 @@ _HOW = (
     "The frontier is made of the points that no other point of the same arm beats on both axes. Values at an anchor "
     "are linear between two measured neighbours of the frontier; where there are none on both sides there is no value. "
     "The speed of a user is the median over answers of decoding tokens a second, without prefill and queueing. "
-    "Throughput counts output tokens while all clients ask."
+    "Throughput counts output tokens of the steady time: while all clients ask, or with rates from when the server has "
+    "filled to the last request that was due. A run with a problem, such as a request that failed, is in no median, "
+    "frontier, anchor or ratio; it is counted in the tables."
+)
+_SHARED = (
+    "The policies take turns on one server, which goes on calibrating its confidence and timing its steps all the "
+    "while: the state that adaptive decides by was learnt from the runs of the other policies too."
+)
+_ODD = (
+    "The number of repeats is odd: the first server's turns lie earlier on average, and a machine that slows down "
+    "favours it."
+)
+_PREFIX = (
+    "Each load asks the beginning of the same trace, and a larger load more of it, so requests are the same for all "
+    "arms at one load and differ from one load to another."
 )
 
 
@@ -48,7 +64,7 @@ def make_document(data: dict[str, Any], pictures: Sequence[Picture]) -> Document
     if not data["complete"]:
         document.add(Warn("The sweep was broken off; what follows is what was measured until then."))
     document.add(*(Warn(problem) for problem in summary["problems"]))
-    document.add(_what(data), *pictures, _HOW)
+    document.add(_what(data), asked(data), *_limits(data), *pictures, _HOW)
     document.add(Heading("Measured"), _points(summary, data["by"]))
     if summary["baseline"] is not None:
         document.add(Heading(f"Against {summary['baseline']}"), *_against(summary))
@@ -61,10 +77,30 @@ def make_document(data: dict[str, Any], pictures: Sequence[Picture]) -> Document
 def _what(data: dict[str, Any]) -> str:
     plan = data["plan"]
     return (
-        f"{len(data['summary']['arms'])} arms, {plan['repeats']} repeats, {data['by']} "
+        f"{len(data['summary']['arms'])} arms, {plan['repeats']} turns of each server, {data['by']} "
         f"{', '.join(f'{load:g}' for load in plan['loads'])}; arms in alternation on one machine, the same requests "
-        "for all; the prefix cache is emptied before every run."
+        f"for all; {_cache(data['runs'])}; cores: {data.get('pinning', 'not recorded')}."
     )
+
+
+def _cache(runs: Sequence[dict[str, Any]]) -> str:
+    """Say what became of the prefix cache, as the runs found it."""
+    states = [run.get("prefix_cache") for run in runs]
+    emptied = sum(state == EMPTIED for state in states)
+    if emptied == len(states):
+        return "the prefix cache was emptied before every run"
+    if None in states:
+        return "whether the prefix cache was emptied is not recorded"
+    return f"the prefix cache was emptied before {emptied} of {len(states)} runs"
+
+
+def _limits(data: dict[str, Any]) -> list[str]:
+    """Say what the comparison does not hold equal."""
+    found = [_SHARED] if len(data.get("policies", ())) > 1 else []
+    found.append(_PREFIX)
+    if data["plan"]["repeats"] % 2:
+        found.append(_ODD)
+    return found
 
 
 def _points(summary: dict[str, Any], by: str) -> Table:
@@ -73,7 +109,10 @@ def _points(summary: dict[str, Any], by: str) -> Table:
         for point in arm["points"]:
             names = ("output_tok_s", "tok_s_user", "tok_s_user_p10", "ttft_s_p50", "mean_accept_len", "mean_verify_len")
             shown = [_spread(point[key]) for key in names]
-            rows.append((f"{name}, {point['load']:g}", *shown, str(point["failed"])))
+            excluded = str(point.get("excluded", "-"))
+            cpu = point.get("client_cpu_share")
+            client = "-" if cpu is None else f"{100 * cpu['high']:.0f} %"
+            rows.append((f"{name}, {point['load']:g}", *shown, str(point["failed"]), excluded, client))
     header = (
         "output tok/s",
         "tok/s/user",
@@ -82,6 +121,8 @@ def _points(summary: dict[str, Any], by: str) -> Table:
         "accept length",
         "verify length",
         "failed",
+        "runs left out",
+        "client's share of a core, most",
     )
     return Table((f"arm, {by}", *header), rows)
 
@@ -137,7 +178,8 @@ def figure_7(data: dict[str, Any], folder: Path) -> Picture:
     panel = figure.subplots()
     for name, look in styles(list(summary["arms"])).items():
         arm = summary["arms"][name]
-        singles = [run for run in data["runs"] if run["arm"] == name and run["tok_s_user"] and run["output_tok_s"]]
+        singles = [run for run in data["runs"] if run["arm"] == name and not run["problems"]]
+        singles = [run for run in singles if run["tok_s_user"] and run["output_tok_s"]]
         dots = [(run["tok_s_user"], run["output_tok_s"] / devices) for run in singles]
         panel.scatter(*zip(*dots, strict=True) if dots else ([], []), s=9, alpha=0.35, color=look["color"])
         _error_bars(panel, arm["points"], devices, look)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_loadtest.report import figures
+from dspark_loadtest.report.asked import asked
 from dspark_loadtest.report.document import Document, Heading, Table, Warn
 from dspark_loadtest.report.machine import describe_client
 from dspark_loadtest.session import Measured, Served, Workload
@@ -30,7 +31,8 @@ _DEFINITIONS = (
     "Tokens are counted from the server's cumulative usage, never from chunks. TTFT and latency are given twice: from "
     "sending, which is the server's part, and from when the request was due, which is what a user of the trace waits. "
     "Time per output token leaves out the first chunk's tokens. tok/s of a user is its inverse. Throughput is that of "
-    "the steady time, from the first to the last request that was due (open loop) or while all clients ask (closed)."
+    "the steady time: from when the server has filled to the last request that was due (open loop), or while all "
+    "clients ask (closed)."
 )
 
 
@@ -43,7 +45,9 @@ def to_json(measured: Measured, served: Served, workload: Workload) -> dict[str,
         "trace": measured.trace.source,
         "plan": asdict(workload.plan),
         "request": asdict(workload.settings),
+        "fit": asdict(workload.fit),
         "mix": workload.mix,
+        "categories": {name: found["requests"] for name, found in measured.summary["categories"].items()},
         "seed": workload.seed,
         "max_send_lag_s": workload.max_send_lag_s,
         "summary": measured.summary,
@@ -74,7 +78,8 @@ def make_document(data: dict[str, Any]) -> Document:
     document.add(*(Warn(problem) for problem in summary["problems"]))
     if summary["interrupted"]:
         document.add(Warn("The run was broken off; what follows is what was measured until then."))
-    document.add(_what(data), Heading("Figures"), figures_table(summary), series_table(summary), _DEFINITIONS)
+    document.add(_what(data), Heading("Figures"), figures_table(summary), series_table(summary), *_given_up(summary))
+    document.add(_DEFINITIONS)
     document.add(Heading("Text"), _categories(summary), *_speculation_note(summary))
     document.add(Heading("Requests"), outcomes_table(summary), Heading("Accounting"), *accounting(summary))
     document.add(Heading("Where it comes from"), *provenance(data))
@@ -88,8 +93,8 @@ def _what(data: dict[str, Any]) -> str:
         if plan["concurrency"] is None
         else f"closed loop of {plan['concurrency']} clients"
     )
-    eos = "answers as long as the trace's" if data["request"]["ignore_eos"] else "answers end by themselves"
-    return f"{how[0].upper()}{how[1:]}; temperature {data['request']['temperature']:g}, {eos}."
+    cache = data["summary"]["prefix_cache"]
+    return f"{how[0].upper()}{how[1:]}; the prefix cache was {cache} before it. {asked(data)}"
 
 
 def figures_table(summary: dict[str, Any]) -> Table:
@@ -153,6 +158,12 @@ def outcomes_table(summary: dict[str, Any]) -> Table:
     return Table(("outcome", "requests"), rows)
 
 
+def _given_up(summary: dict[str, Any]) -> list[str]:
+    count = summary["requests"]["given_up"]
+    text = "were given up; in TTFT, latency and speed they count with the time that was waited, the true one is longer."
+    return [f"{count} requests {text}"] if count else []
+
+
 def accounting(summary: dict[str, Any]) -> list[str | Table]:
     """Return what both sides counted."""
     found, rows = summary["reconciliation"], []
@@ -162,6 +173,8 @@ def accounting(summary: dict[str, Any]) -> list[str | Table]:
             client = str(side["answered"])
             if side.get("client_most", side["answered"]) != side["answered"]:
                 client = f"{side['client_least']} to {side['client_most']}"
+            if "worker_least" in side:
+                client += f" (the worker: {side['worker_least']:.0f} to {side['worker_most']:.0f})"
             rows.append((f"{kind} tokens", client, f"{side['server']:.0f}", "yes" if side["agrees"] else "NO"))
     lost = {name: count for name, count in summary["accounting"].items() if count}
     text = "" if set(lost) - set(FAULTLESS) else "No token of an answer was lost or counted twice. "

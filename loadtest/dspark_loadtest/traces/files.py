@@ -8,8 +8,9 @@ import hashlib
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from dspark_loadtest.errors import TraceError
 from dspark_loadtest.traces.fields import Row
@@ -48,12 +49,32 @@ def json_rows(text: str, file: str) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            values = json.loads(line, object_pairs_hook=unique_fields)
+        except (json.JSONDecodeError, RecursionError) as error:
             raise TraceError(f"{file}, line {number}: is not JSON: {str(error)[:100]}") from error
+        except ValueError as error:
+            raise TraceError(f"{file}, line {number}: {str(error)[:100]}") from error
         if not isinstance(values, dict):
             raise TraceError(f"{file}, line {number}: is not a JSON object")
         yield Row(file, number, values)
+
+
+def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its fields; raise `ValueError` for one that comes twice, as the last would win in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"has two fields {_twice([name for name, _ in pairs])!r}; which one holds?")
+    return found
+
+
+def _twice(names: Sequence[str]) -> str | None:
+    """Return the first name that comes again."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def csv_rows(text: str, file: str) -> Iterator[Row]:
@@ -66,6 +87,9 @@ def csv_rows(text: str, file: str) -> Iterator[Row]:
                 continue
             if header is None:
                 header = [cell.strip() for cell in cells]
+                twice = _twice(header)
+                if twice is not None:
+                    raise TraceError(f"{file}, line {reader.line_num}: has two columns {twice!r}; which one holds?")
                 continue
             if len(cells) != len(header):
                 raise TraceError(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dspark_loadtest.errors import TraceError
 from dspark_loadtest.traces.fields import Row
-from dspark_loadtest.traces.files import read_text
+from dspark_loadtest.traces.files import read_text, unique_fields
 from dspark_loadtest.traces.request import Trace, TraceRequest
 
 ATTRIBUTION = "alibaba/ServeGen, Apache-2.0"
@@ -131,9 +131,9 @@ def read_lengths(path: Path) -> dict[float, dict[str, LengthLaw]]:
     """Read a client's laws of prompt and answer lengths by window start; a window with an empty law is left out."""
     text, _ = read_text(path)
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=unique_fields)
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path.name}: is not JSON: {str(error)[:100]}") from error
+        raise TraceError(f"{path.name}: cannot be read as JSON: {str(error)[:100]}") from error
     if not isinstance(found, dict):
         raise TraceError(f"{path.name}: is not a JSON object of windows")
     laws: dict[float, dict[str, LengthLaw]] = {}

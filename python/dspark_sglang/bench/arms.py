@@ -14,9 +14,9 @@ from typing import Any
 
 from dspark_sglang import launch, preflight
 from dspark_sglang.bench import BenchError
-from dspark_sglang.bench.machine import Cores
 from dspark_sglang.command_line import flag_value
 from sgl_dspark.comparison import DSPARK_ONLY, without_flags
+from sgl_dspark.cores import Cores
 from sgl_dspark.server_process import PLAIN, Arm, ServerArm, UrlArm
 
 DSPARK, NO_METRICS = "dspark", "no metrics"

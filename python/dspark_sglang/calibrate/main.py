@@ -9,13 +9,14 @@ from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-from dspark_sglang.bench import arms, machine
+from dspark_sglang.bench import arms
 from dspark_sglang.calibrate import collect
 from dspark_sglang.calibrate.source import Server
 from sgl_dspark.calibration import store
 from sgl_dspark.calibration.choose import fit_kind
 from sgl_dspark.calibration.records import GREEDY, KINDS, SAMPLED, RecordSet
 from sgl_dspark.config import DrafterConfig
+from sgl_dspark.cores import has_gpu, plan_cores, usable_cores
 from sgl_dspark.data.prompt_set import load_prompts, order_prompts, prompts_hash
 from sgl_dspark.errors import ConfigError, DataError
 from sgl_dspark.reports.reliability import calibration_table, save_reliability_diagram
@@ -86,8 +87,8 @@ def _from_server(server: Server, args: Namespace) -> collect.Collected:
 
 
 def _from_own_server(pair: arms.Pair, args: Namespace) -> collect.Collected:
-    usable = machine.usable_cores()
-    cores = machine.plan_cores("none", usable, threads=arms.threads(), gpu=machine.has_gpu())
+    usable = usable_cores()
+    cores = plan_cores("none", usable, threads=arms.threads(), gpu=has_gpu())
     with tempfile.TemporaryDirectory(prefix="dspark-calibrate-") as folder:
         made = arms.server_arms(args.server_flags, pair, cores, Path(folder), startup_s=args.startup_timeout)
         chosen = {arm.name: arm for arm in made}[arms.DSPARK]

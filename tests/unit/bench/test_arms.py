@@ -11,10 +11,10 @@ import pytest
 from dspark_sglang import launch
 from dspark_sglang.bench import BenchError, arms
 from dspark_sglang.bench.arms import Pair, find_pair, server_arms
-from dspark_sglang.bench.machine import Cores, plan_cores
 from dspark_sglang.commands import serve
 from sgl_dspark.comparison import without_flags
-from sgl_dspark.errors import DsparkError
+from sgl_dspark.cores import Cores, plan_cores
+from sgl_dspark.errors import ConfigError, DsparkError
 from sgl_dspark.server_process import ServerArm
 
 FOUR = frozenset(range(4))
@@ -122,5 +122,5 @@ def test_cores(choice: str, usable: set[int], threads: int, gpu: bool, text: str
 
 @pytest.mark.parametrize(("choice", "message"), [("0", "takes auto"), ("0:a", "'a' is not"), ("0:7", "core 7 is not")])
 def test_cores_that_cannot_be(choice: str, message: str) -> None:
-    with pytest.raises(BenchError, match=message):
+    with pytest.raises(ConfigError, match=message):
         plan_cores(choice, FOUR, threads=1, gpu=False)

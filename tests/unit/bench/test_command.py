@@ -17,6 +17,7 @@ import pytest
 
 from dspark_sglang.bench import BenchError, arms, main
 from dspark_sglang.commands import bench as command
+from sgl_dspark.errors import DsparkError
 from tests.support.fake_chat_server import DETAILS, FakeChatServer
 
 
@@ -175,7 +176,7 @@ def test_servers_at_urls_are_not_flushed(tmp_path: Path, capsys: pytest.CaptureF
     ],
 )
 def test_options_that_do_not_fit(options: list[str], message: str) -> None:
-    with pytest.raises(BenchError, match=message):
+    with pytest.raises(DsparkError, match=message):
         command.run(_parse(*options))
 
 

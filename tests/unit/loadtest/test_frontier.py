@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dspark_loadtest.frontier import Between, Point, between, frontier, speed_at, value_at
 from dspark_loadtest.pareto import summarise_sweep
-from dspark_loadtest.sweep import Run
+from tests.support.records import run_of
 
 # A falling line with one point below it.
 POINTS = [Point(10, 100, 4), Point(20, 80, 2), Point(40, 20, 1), Point(15, 60, 3)]
@@ -47,28 +47,9 @@ def test_every_point_lies_on_or_below_the_frontier(points: list[Point]) -> None:
     assert frontier(front) == front
 
 
-def _run(repeat: int, arm: str, load: float, user: float, total: float) -> Run:
-    series = {"p50": user, "p10": user / 2, "p90": user, "p99": user}
-    summary = {
-        "tok_s_user": series,
-        "output_tok_s": total,
-        "prompt_tokens": 100,
-        "completion_tokens": 200,
-        "wall_s": 3.0,
-        "ttft_due_s": {"p50": 0.1, "p99": 0.2},
-        "tpot_s": {"p50": 1 / user, "p90": 2 / user},
-        "speculation": None if arm == "plain" else {"mean_accept_len": 2.0, "mean_verify_len": 4.0},
-        "concurrency": load,
-        "goodput": {"share": 1.0},
-        "requests": {"failed": 0},
-        "problems": [],
-    }
-    return Run(repeat, repeat, arm, load, summary)
-
-
 def test_a_sweep_is_reduced_to_medians_spread_and_ratios_within_a_repeat() -> None:
-    plain = [_run(r, "plain", load, 40 / load + r, 40 + 10 * load) for r in range(3) for load in (1, 2, 4)]
-    ours = [_run(r, "adaptive", load, 80 / load + 2 * r, 80 + 20 * load) for r in range(3) for load in (1, 2, 4)]
+    plain = [run_of(r, "plain", load, 40 / load + r, 40 + 10 * load) for r in range(3) for load in (1, 2, 4)]
+    ours = [run_of(r, "adaptive", load, 80 / load + 2 * r, 80 + 20 * load) for r in range(3) for load in (1, 2, 4)]
     summary = summarise_sweep([*plain, *ours], [30.0, 500.0], baseline="plain", devices=2)
     arm = summary["arms"]["adaptive"]
     assert arm["points"][0]["tok_s_user"] == {"median": 82, "low": 80, "high": 84}

@@ -108,7 +108,7 @@ def test_bounds_end_a_run() -> None:
     assert len(replay(Script(), even(50, 0.1), Plan(duration_s=1.05))[0].records) == 11
     assert len(replay(Script(), even(50, 0.1), Plan(max_requests=7))[0].records) == 7
     outcome, _ = replay(Script(ttft_s=0.1, tpot_s=10.0), even(2, 0.1), Plan(drain_s=1.0))
-    assert [record.outcome for record in outcome.records] == ["interrupted"] * 2
+    assert [record.outcome for record in outcome.records] == ["unanswered"] * 2
     assert [record.seen_tokens for record in outcome.records] == [1, 1]
 
 
@@ -202,7 +202,11 @@ def test_a_session_ends_where_a_turn_fails() -> None:
     turns = tuple(TraceRequest(1000.0 * i, 30, 5, session_id="a") for i in range(3))
     settings = AskSettings(keep_text=True)
     outcome, _ = replay(Script(fault="error", fault_every=1), Trace(turns), Plan(), settings)
-    assert [record.outcome for record in outcome.records] == ["stream_500"]
+    # Its later turns were never sent; they are failures of the server all the same, and no one's goodput.
+    assert [record.outcome for record in outcome.records] == ["stream_500", "skipped", "skipped"]
+    assert [record.sent is None for record in outcome.records] == [False, True, True]
+    summary = summarise(outcome, Slo())
+    assert (summary["requests"]["sent"], summary["requests"]["failed"], summary["goodput"]["share"]) == (1, 3, 0)
 
 
 def test_texts_and_messages_of_the_trace_are_sent_as_they_are() -> None:

@@ -119,6 +119,27 @@ def test_an_answer_that_was_left_lies_between_seen_and_allowed(server: float, ag
     assert (found["completion"]["client_least"], found["completion"]["client_most"]) == (11, 29)
 
 
+@pytest.mark.parametrize(
+    ("server", "retracted", "agrees"),
+    [(21, 0, False), (22, 0, True), (23, 0, True), (24, 0, False), (24, 1, True), (60, 0, False)],
+)
+def test_what_an_aborted_answer_generated_is_held_against_the_worker(
+    server: float, retracted: float, agrees: bool
+) -> None:
+    """Seen and allowed are 11 and 109 tokens; the worker knows of 20 in rounds, beside a token of each prefill."""
+    left = answered(1, 0, [(1, 2)], outcome=LEFT, asked_output=50, finish_reason="")
+    unseen = RequestRecord(2, sent=0.5, end=1.0, outcome=LEFT, asked_output=50)
+    after = {**_metrics(server, 40, 3), "num_retracted_requests_total": retracted}
+    sides = Counts(_metrics(0, 0, 0), {"tokens": 5}), Counts(after, {"tokens": 25})
+    found = reconcile(*sides, [ONE, left, unseen])["completion"]
+    assert (found["client_least"], found["client_most"]) == (11, 109)
+    assert (found["worker_least"], found["worker_most"]) == (22, 23 + retracted)
+    assert found["agrees"] is agrees
+    # A round may hold tokens beyond the end of an answer that ended by itself: then the worker cannot tell.
+    ended = answered(3, 0, [(1, 2)], finish_reason="stop")
+    assert "worker_least" not in reconcile(*sides, [ONE, left, unseen, ended])["completion"]
+
+
 def test_rounds_of_both_sides_are_compared() -> None:
     one = answered(0, 0, [(1, 1)], verify_rounds=4, correct_drafts=6)
     before, after = {"live_rounds": 10, "drafts_accepted": 1}, {"live_rounds": 14, "drafts_accepted": 7}
