@@ -9,6 +9,8 @@ import json
 from importlib import resources
 from types import ModuleType
 
+from sgl_dspark.data.lines import numbered
+
 QUESTION_TOPICS = (
     "ai", "coding", "computers", "food", "health", "history", "literature", "money", "movies", "politics",
     "psychology", "science", "sports", "tech_support", "trivia",
@@ -58,7 +60,7 @@ def problem_prompts() -> list[str]:
     for name in ("codeio.jsonl.gz", "codeio-hq.jsonl.gz"):
         text = gzip.decompress((resources.files("reasoning_gym") / "data" / name).read_bytes()).decode()
         # One of the two is a JSON array, the other JSON lines.
-        records = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
+        records = json.loads(text) if text.startswith("[") else [json.loads(line) for _, line in numbered(text)]
         for record in records:
             task = " ".join(str(record["task_description"]).split())
             if len(task) <= _LONGEST_PROBLEM and "main_solution" not in task:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sgl_dspark.data.lines import HALF_CHARACTER, is_text
 from sgl_dspark.data.prompts import PromptRecord
 from sgl_dspark.data.responses import Exchange, ResponseFile
 from sgl_dspark.errors import DataError
@@ -187,6 +188,8 @@ def _read_answer(body: dict[str, Any]) -> tuple[str, str, int]:
         raise RefusedError(f"the endpoint's answer is no chat completion ({error!r})") from error
     if not isinstance(text, str) or not text.strip():
         raise RefusedError("the endpoint answered with nothing")
+    if not is_text(text):
+        raise RefusedError(f"the answer {HALF_CHARACTER}")
     return text, str(reason), count
 
 

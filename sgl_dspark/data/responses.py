@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from sgl_dspark.data.lines import numbered, to_line
 from sgl_dspark.errors import DataError
 
 
@@ -95,7 +96,7 @@ class ResponseFile:
         if self._sink is None:
             # A run that gets no answer leaves no file behind.
             self._sink = self.path.open("ab", buffering=0)
-        self._sink.write((json.dumps(asdict(exchange), ensure_ascii=False) + "\n").encode())
+        self._sink.write(to_line(asdict(exchange)).encode())
         self._note(exchange)
 
     def _note(self, exchange: Exchange) -> None:
@@ -123,10 +124,10 @@ def read_exchanges(path: Path) -> list[Exchange]:
         If it is missing, or a line is malformed; names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read responses from {path}: {error}; `dspark data generate` makes them.") from error
-    return [_parse(line, f"{path} line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    return [_parse(line, f"{path} line {number}") for number, line in numbered(text)]
 
 
 def _parse(line: str, where: str) -> Exchange:
