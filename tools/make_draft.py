@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sgl_dspark.data.prompts import PromptRecord, read_prompts, write_prompts
+from sgl_dspark.data.lines import numbered
+from sgl_dspark.data.prompts import PromptRecord, write_prompts
 from sgl_dspark.data.sources import GROUPS
 from sgl_dspark.demo.fixture_text import conversations
 from sgl_dspark.demo.smollm2 import prepare
@@ -122,7 +123,9 @@ def make_prompts(work: Path, name: str, wanted: dict[str, int]) -> None:
 
 
 def _ids(path: Path) -> list[str]:
-    return [record.id for record in read_prompts(path)] if path.is_file() else []
+    """List the prompts of a file, repeated ones too; empty where there is none."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return [json.loads(line)["id"] for _, line in numbered(text)]
 
 
 def make_data(
