@@ -26,7 +26,7 @@ class Exchange:
     messages : list of dict
         ``{"role", "content"}``, starting with a user turn (or a system prompt) and ending with the target's answer.
     finish_reasons : list of str
-        One per assistant message: ``stop`` when the target ended its turn (see `ended`), ``length`` when it was cut off.
+        One per assistant message: ``stop`` when the answer ended (see `ended`), ``length`` when it was cut off.
     sampling : dict
         Parameters of the requests, such as ``temperature``.
     model : str
