@@ -154,10 +154,11 @@ EXPERIMENTS = {
 
 def train(experiment: Experiment, arm: Arm, seed: int, target: Path, data: Path, work: Path, args: Namespace) -> Path:
     """Train one arm; return its draft, of the whole vocabulary or of a limited one."""
-    caches, held_out = args.cache or [data / "cache"], args.held_out or data / "held-out"
+    caches = [path.resolve() for path in args.cache or [data / "cache"]]
+    held_out = args.held_out or data / "held-out"
     steps = args.steps or experiment.steps
     fields = {
-        "target": target, "data.caches": [str(path.resolve()) for path in caches],
+        "target": target, "data.caches": [str(path) for path in caches],
         "data.held_out": [str(held_out.resolve())], "optim.steps": steps, "optim.seed": seed,
         "output.tensorboard": False, "device": args.device, **arm.overrides,
     }  # fmt: skip

@@ -39,7 +39,7 @@ def train(recipe: Path, fields: Mapping[str, object], run: Path) -> Path:
     A run that is finished costs a second; one of another recipe or of other data is refused by `dspark train`.
     """
     given = [f"{name}={json.dumps(v) if not isinstance(v, Path) else v}" for name, v in fields.items()]
-    say(f"training {run.name}")
+    say(f"training {run.name}, unless it is finished")
     command(run / "train.log", "train", recipe, *given, f"output.folder={run}")
     return run / "draft"
 
