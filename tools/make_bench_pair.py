@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from sgl_dspark.data.lines import numbered, to_line
 from sgl_dspark.data.sources import prompts as demo_prompts
 from sgl_dspark.demo.fixture_text import WRITERS, conversations
 from sgl_dspark.demo.widen import widen_draft, widen_target
@@ -31,7 +32,7 @@ FACTOR, NOISE, NOISE_SEED = 3, 0.0, 0
 # Far from the seeds of the fixture's training, held-out and test prompts.
 PROMPT_SEED, PROMPTS = 4_000_000, 144
 CALIBRATION_SEED, CALIBRATION_PROMPTS = 5_000_000, 270
-BUILT_IN = Path(__file__).resolve().parents[1] / "python" / "dspark_sglang" / "bench" / "prompts.jsonl"
+BUILT_IN = Path(__file__).resolve().parents[1] / "sgl_dspark" / "data" / "prompt_set.jsonl"
 SORTS = {
     "gsm_symbolic": "maths",
     "chain_sum": "maths",
@@ -81,7 +82,7 @@ def mixed(prompts: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 def write_prompts(path: Path, prompts: Sequence[dict[str, str]]) -> None:
     """Write prompts as JSONL, for ``dspark bench``, ``dspark calibrate`` and ``dspark evaluate``."""
-    path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in prompts), encoding="utf-8")
+    path.write_text("".join(map(to_line, prompts)), encoding="utf-8")
 
 
 def main() -> int:
@@ -101,7 +102,7 @@ def main() -> int:
     args = parser.parse_args()
     size = widen_target(args.pair / "target", args.out / "target", args.factor)
     drafted = widen_draft(args.pair / "draft", args.out / "draft", args.factor, noise=args.draft_noise, seed=args.seed)
-    built_in = [json.loads(line) for line in BUILT_IN.read_text(encoding="utf-8").splitlines() if line]
+    built_in = [json.loads(line) for _, line in numbered(BUILT_IN.read_text(encoding="utf-8"))]
     write_prompts(args.out / "prompts.jsonl", mixed([*built_in, *own_prompts(PROMPT_SEED, PROMPTS)]))
     both = own_prompts(CALIBRATION_SEED, CALIBRATION_PROMPTS) + foreign_prompts(CALIBRATION_SEED, CALIBRATION_PROMPTS)
     write_prompts(args.out / "calibration.jsonl", both)

@@ -15,8 +15,11 @@ import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from sgl_dspark.data.lines import numbered
 from sgl_dspark.data.prompts import PromptRecord, write_prompts
+from sgl_dspark.data.sources import GROUPS
 from sgl_dspark.demo.fixture_text import conversations
 from sgl_dspark.demo.smollm2 import prepare
 
@@ -71,38 +74,75 @@ def run(*arguments: str | Path) -> None:
         raise SystemExit(status)
 
 
-def fixture_prompts(work: Path, preset: Preset) -> dict[str, Path]:
-    """Write the fixture's questions: training, held-out; returns the evaluation's files by set."""
-    for name, seed, count in (("train", TRAIN_SEED, preset.prompts), ("held-out", HELD_OUT_SEED, preset.held_out)):
+def fixture_prompts(work: Path, wanted: dict[str, int]) -> None:
+    """Write the fixture's questions: so many of each file."""
+    for name, count in wanted.items():
+        seed = TRAIN_SEED if name == "train" else HELD_OUT_SEED
         records = (PromptRecord.of((question,), "worked") for question, _ in conversations(seed, count))
         write_prompts(work / f"{name}.jsonl", records)
-    return {"worked": work / "held-out.jsonl"}
 
 
-def built_in_prompts(work: Path, preset: Preset) -> dict[str, Path]:
-    """Write prompts of the built-in sources: training, held-out, and one evaluation file per group."""
-    run("data", "prompts", "--split", "train", "--count", str(preset.prompts), "--out", work / "train.jsonl")
-    held = ("data", "prompts", "--split", "held-out", "--seed", "1")
-    run(*held, "--count", str(preset.held_out), "--out", work / "held-out.jsonl")
-    files = {}
-    for group in ("maths", "code", "chat"):
-        files[group] = work / f"{group}.jsonl"
-        # Another seed than that of the prompts that training reports on.
-        chosen = ("--seed", "2", "--sources", group, "--count", str(preset.evaluated))
-        run("data", "prompts", "--split", "held-out", *chosen, "--out", files[group])
-    return files
+def built_in_prompts(work: Path, wanted: dict[str, int]) -> None:
+    """Write prompts of the built-in sources: so many of each file."""
+    for name, count in wanted.items():
+        chosen: tuple[str, ...] = ("--split", "held-out")
+        if name == "train":
+            chosen = ("--split", "train")
+        elif name == "held-out":
+            chosen += ("--seed", "1")
+        else:
+            # Another seed than that of the prompts that training reports on.
+            chosen += ("--seed", "2", "--sources", name)
+        run("data", "prompts", *chosen, "--count", str(count), "--out", work / f"{name}.jsonl")
+
+
+def make_prompts(work: Path, name: str, wanted: dict[str, int]) -> None:
+    """Write prompt files, unless all of them are there with their numbers: a work folder keeps what it began with.
+
+    Raises
+    ------
+    SystemExit
+        If files of other numbers are there, and what is made now does not begin as they do: a release with other
+        prompts must not put its own beside answers and evaluations of the first ones.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    held = {file: _ids(work / f"{file}.jsonl") for file in wanted}
+    if all(len(held[file]) == count for file, count in wanted.items()):
+        return
+    with TemporaryDirectory(prefix="prompts.partial-", dir=work) as scratch:
+        (fixture_prompts if name == "fixture" else built_in_prompts)(Path(scratch), wanted)
+        for file in wanted:
+            ids = _ids(Path(scratch) / f"{file}.jsonl")
+            common = min(len(ids), len(held[file]))
+            if ids[:common] != held[file][:common]:
+                raise SystemExit(
+                    f"{work / file}.jsonl holds other prompts than this release makes; choose another work folder"
+                )
+        for file in wanted:
+            (Path(scratch) / f"{file}.jsonl").replace(work / f"{file}.jsonl")
+
+
+def _ids(path: Path) -> list[str]:
+    """List the prompts of a file, repeated ones too; empty where there is none."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return [json.loads(line)["id"] for _, line in numbered(text)]
 
 
 def make_data(
     preset: Preset, name: str, work: Path, target: Path | None, device: str, made: bool = False
 ) -> tuple[Path, dict[str, Path]]:
-    """Make prompts and, unless they are ``made``, caches in ``work``; return the target and the sets."""
-    work.mkdir(parents=True, exist_ok=True)
+    """Make prompts and caches in ``work``, only those of the evaluation if caches are ``made``.
+
+    Returns the target and the evaluation's files by set.
+    """
+    sets = {"held-out": preset.held_out} if name == "fixture" else dict.fromkeys(GROUPS, preset.evaluated)
+    training = {} if made else {"train": preset.prompts, "held-out": preset.held_out}
     if name == "fixture":
-        target, files = target or ROOT / "tests" / "fixtures" / "pair" / "target", fixture_prompts(work, preset)
+        target = target or ROOT / "tests" / "fixtures" / "pair" / "target"
     else:
         target = target or prepare(None, lambda line: sys.stderr.write(f"prepare: {line}\n"))
-        files = built_in_prompts(work, preset)
+    make_prompts(work, name, training | sets)
+    files = {group: work / f"{group}.jsonl" for group in sets}
     if made:
         return target, files
     layers = [str(layer) for layer in preset.feature_layers]
@@ -140,8 +180,8 @@ def make(preset: Preset, name: str, args: Namespace) -> None:
     sys.stderr.write(f"\ndraft: {draft}\nevaluation: {work / 'evaluation'}\n")
 
 
-def main() -> int:
-    """Make one pair's draft."""
+def parser() -> ArgumentParser:
+    """Return the command line."""
     parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("pair", choices=sorted(PRESETS))
     parser.add_argument("--work", type=Path, required=True, help="folder of all results")
@@ -151,7 +191,12 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=None, help="conversations decoded together")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto")
     parser.add_argument("--override", nargs="*", default=[], metavar="section.field=value", help="of the recipe")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Make one pair's draft."""
+    args = parser().parse_args()
     preset = PRESETS[args.pair]
     preset = replace(preset, prompts=args.prompts or preset.prompts, rows=args.rows or preset.rows)
     make(preset, args.pair, args)

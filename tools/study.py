@@ -3,24 +3,25 @@
     python tools/study.py table1 --work runs/study --out docs/results
     python tools/study.py --list
 
-Runs are trained by `dspark train` and measured by `dspark evaluate`; what is done is not done again, and what was
-interrupted is continued. Data is made once per pair in the work folder (tools/make_draft.py), or given by --cache.
+Runs are trained by `dspark train` and measured by `dspark evaluate`; what is done is not done again, what was
+interrupted is continued, and what was made of another recipe, of other data or of other prompts is refused. Data is
+made once per pair in the work folder (tools/make_draft.py), or given by --cache.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import study_report
+import study_runs
 from make_draft import PRESETS, ROOT, make_data
+
+from sgl_dspark.data.cache import TargetCache
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ EXPERIMENTS = {
             *(_with(DSPARK, f"layers-{n}", draft__layers=n) for n in (1, 2, 3, 5)),
             _with(DFLASH, "layers-5", draft__layers=5),
         ),
-        ("--temperatures", "1"), study_report.depth,
+        ("--temperatures", "1"), study_report.per_arm,
     ),
     "length": Experiment(
         "Draft length", "figure 4", "fixture", FIXTURE_STEPS,
@@ -146,93 +147,53 @@ EXPERIMENTS = {
     "decay": Experiment(
         "Decay of the slot weights", "left open by the paper", "fixture", FIXTURE_STEPS,
         tuple(_with(DSPARK, f"decay-{d:g}", loss__decay=d) for d in (2.5, 4.0, 7.0)),
-        ("--temperatures", "1"), study_report.decay,
+        ("--temperatures", "1"), study_report.per_arm,
     ),
 }  # fmt: skip
 
 
-def command(log: Path, *arguments: object) -> None:
-    """Run one ``dspark`` command, its output in a log; stop with the log's name if it fails."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as sink:
-        sink.write("$ dspark " + " ".join(map(str, arguments)) + "\n")
-        sink.flush()
-        line = [sys.executable, "-m", "sgl_dspark.cli", *map(str, arguments)]
-        status = subprocess.call(line, cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT)
-    if status:
-        raise SystemExit(f"study: a command failed with status {status}; see {log}")
-
-
 def train(experiment: Experiment, arm: Arm, seed: int, target: Path, data: Path, work: Path, args: Namespace) -> Path:
-    """Train one arm; return its draft."""
-    caches, held_out = args.cache or [data / "cache"], args.held_out or data / "held-out"
-    run = work / "runs" / f"{experiment.pair}-{args.steps or experiment.steps}" / f"{arm.name}-{seed}"
-    draft = run / "draft"
-    if not (draft / "config.json").is_file():
-        fields = {
-            "target": target, "data.caches": [str(path.resolve()) for path in caches],
-            "data.held_out": [str(held_out.resolve())], "optim.steps": args.steps or experiment.steps,
-            "optim.seed": seed, "output.folder": run, "output.tensorboard": False, "device": args.device,
-            **arm.overrides,
-        }  # fmt: skip
-        given = [f"{name}={json.dumps(v) if not isinstance(v, Path) else v}" for name, v in fields.items()]
-        say(f"training {arm.name}, seed {seed}")
-        command(run / "train.log", "train", ROOT / "recipes" / PRESETS[experiment.pair].recipe, *given)
-    return draft
-
-
-def limit(draft: Path, least: int, caches: Sequence[Path]) -> Path:
-    """Leave rare tokens out of a draft's vocabulary; return the limited draft."""
-    out = draft.parent / "limited"
-    if not (out / "config.json").is_file():
-        options = ("--draft-vocabulary", *caches, "--least", str(least))
-        command(draft.parent / "convert.log", "convert", draft, out, *options)
-    return out
-
-
-def evaluate(
-    draft: Path, target: Path, files: Sequence[Path], options: Sequence[str], suffix: str, args: Namespace
-) -> Path:
-    """Measure one draft; return the folder of its evaluation."""
-    out = draft.parent / f"evaluation-{suffix}"
-    if not (out / "evaluation.json").is_file():
-        say(f"evaluating {draft.parent.name}, {suffix}")
-        command(
-            draft.parent / "evaluate.log", "evaluate", "--target", target, "--draft", draft, "--prompts", *files,
-            "--max-new-tokens", "256", "--device", args.device, "--out", out, *options,
-        )  # fmt: skip
-    return out
+    """Train one arm; return its draft, of the whole vocabulary or of a limited one."""
+    caches = [path.resolve() for path in args.cache or [data / "cache"]]
+    held_out = args.held_out or data / "held-out"
+    steps = args.steps or experiment.steps
+    fields = {
+        "target": target, "data.caches": [str(path) for path in caches],
+        "data.held_out": [str(held_out.resolve())], "optim.steps": steps, "optim.seed": seed,
+        "output.tensorboard": False, "device": args.device, **arm.overrides,
+    }  # fmt: skip
+    run = work / "runs" / f"{data.name}-{steps}" / f"{arm.name}-{seed}"
+    draft = study_runs.train(ROOT / "recipes" / PRESETS[experiment.pair].recipe, fields, run)
+    return study_runs.limit(draft, experiment.least, caches) if experiment.least else draft
 
 
 def conduct(name: str, args: Namespace) -> None:
     """Run one experiment and write its report."""
     started = time.monotonic()
-    experiment, work = EXPERIMENTS[name], args.work.resolve()
+    experiment, work, preset = EXPERIMENTS[name], args.work.resolve(), PRESETS[EXPERIMENTS[name].pair]
     data = work / experiment.pair
-    target, sets = make_data(PRESETS[experiment.pair], experiment.pair, data, None, args.device, made=bool(args.cache))
+    if args.prompts is not None:
+        # Data of another size is other data: it has a folder of its own, and so have its runs.
+        preset, data = replace(preset, prompts=args.prompts), work / f"{experiment.pair}-{args.prompts}"
+    target, sets = make_data(preset, experiment.pair, data, None, args.device, made=bool(args.cache))
     found, seeds, drafts = [], tuple(args.seeds or experiment.seeds), {}
     for seed, arm in itertools.product(seeds, experiment.arms):
-        draft = train(experiment, arm, seed, target, data, work, args)
-        if experiment.least:
-            draft = limit(draft, experiment.least, args.cache or [data / "cache"])
-        drafts[arm.name, seed] = draft
+        drafts[arm.name, seed] = train(experiment, arm, seed, target, data, work, args)
     for (suffix, options), ((arm_name, seed), draft) in itertools.product(
         {name: (), **experiment.passes}.items(), drafts.items()
     ):
-        folder = evaluate(draft, target, list(sets.values()), (*experiment.evaluation, *options), suffix, args)
+        asked = ("--device", args.device, *experiment.evaluation, *options)
+        folder = study_runs.evaluate(draft, target, list(sets.values()), asked, suffix)
         found.append(study_report.Result.read(arm_name, seed, suffix, folder, draft.parent))
     args.out.mkdir(parents=True, exist_ok=True)
+    answers = sum(e.conversations for c in args.cache or [data / "cache"] for e in TargetCache.open(c).shards)
+    size = answers if args.cache else args.prompts
     about = study_report.About(
-        name, experiment.title, experiment.reference, experiment.pair, args.steps or experiment.steps, seeds
-    )
+        name, experiment.title, experiment.reference, experiment.pair, args.steps or experiment.steps, seeds, answers,
+        "" if size is None else f" --prompts {size}",
+    )  # fmt: skip
     path = experiment.report(about, found, args.out)
-    say(f"{path} written; this call took {time.monotonic() - started:.0f} s")
-
-
-def say(line: str) -> None:
-    """Write one line of progress."""
-    sys.stderr.write(f"study: {line}\n")
-    sys.stderr.flush()
+    study_runs.say(f"{path} written; this call took {time.monotonic() - started:.0f} s")
 
 
 def main() -> int:
@@ -245,6 +206,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=None, help="instead of the experiment's own")
     parser.add_argument("--cache", type=Path, nargs="+", default=None, help="data caches of the pair, made before")
     parser.add_argument("--held-out", type=Path, default=None, help="held-out cache, made before")
+    parser.add_argument("--prompts", type=int, default=None, help="training prompts instead of the pair's own number")
     parser.add_argument("--steps", type=int, default=None, help="optimiser steps instead of the experiment's own")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto")
     args = parser.parse_args()
@@ -254,6 +216,8 @@ def main() -> int:
         return 0
     if (args.cache is None) != (args.held_out is None):
         parser.error("--cache and --held-out are given together or not at all")
+    if args.cache is not None and args.prompts is not None:
+        parser.error("--prompts makes data, --cache takes what is there; give one of them")
     unknown = [name for name in args.experiments if name not in EXPERIMENTS]
     if unknown:
         parser.error(f"unknown experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}")

@@ -15,7 +15,7 @@ from sgl_dspark.training.journal import read_metrics
 
 @dataclass(frozen=True)
 class About:
-    """What a report is about."""
+    """What a report is about: ``made`` names the data's size where it is not the pair's own."""
 
     name: str
     title: str
@@ -23,6 +23,8 @@ class About:
     pair: str
     steps: int
     seeds: tuple[int, ...]
+    answers: int
+    made: str = ""
 
 
 @dataclass(frozen=True)
@@ -152,13 +154,8 @@ def _progress(results: Sequence[Result], stem: str, out: Path) -> list[str]:
     return lines
 
 
-def depth(about: About, results: Sequence[Result], out: Path) -> Path:
-    """Accept length against depth."""
-    return _write(about, out, [*_head(about), *_means(results)])
-
-
-def decay(about: About, results: Sequence[Result], out: Path) -> Path:
-    """Accept length against the decay constant."""
+def per_arm(about: About, results: Sequence[Result], out: Path) -> Path:
+    """Accept length of every arm, mean of the seeds."""
     return _write(about, out, [*_head(about), *_means(results)])
 
 
@@ -208,9 +205,21 @@ def calibration(about: About, results: Sequence[Result], out: Path) -> Path:
     for result in results:
         for temperature, found in result.evaluation["calibration"].items():
             scale = " ".join(f"{t:.2f}" for t in found["temperatures"])
-            ece = [f"{100 * found[f'mean_ece_{when}']:.2f} %" for when in ("before", "after")]
+            chance = fmean(slot["floor"] for slot in found["after"] if slot["count"])
+            ece = [f"{100 * x:.2f} %" for x in (found["mean_ece_before"], found["mean_ece_after"], chance)]
             rows.append([result.seed, temperature, found["method"], *ece, scale])
-    lines = _table(["seed", "sampling temperature", "method", "mean ECE before", "after", "fitted temperatures"], rows)
+    lines = _table(
+        [
+            "seed",
+            "sampling temperature",
+            "method",
+            "mean ECE before",
+            "after",
+            "by chance alone",
+            "fitted temperatures",
+        ],
+        rows,
+    )
     return _write(about, out, [*_head(about), *lines])
 
 
@@ -269,10 +278,10 @@ def _head(about: About) -> list[str]:
         "",
         f"Corresponds to: {about.reference}. Target: {target[about.pair]}. {about.steps:,} optimiser steps,",
         f"seed {' and '.join(map(str, about.seeds))}; temperature 1 unless said, held-out prompts, mean over rounds,",
-        "bonus included. Made by:",
+        f"bonus included. Trained on {about.answers:,} answers of the target. Made by:",
         "",
         "```",
-        f"python tools/study.py {about.name}",
+        f"python tools/study.py {about.name}{about.made}",
         "```",
         "",
     ]

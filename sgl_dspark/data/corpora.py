@@ -9,6 +9,9 @@ import json
 from importlib import resources
 from types import ModuleType
 
+from sgl_dspark.data.lines import numbered
+from sgl_dspark.data.split import Drawn
+
 QUESTION_TOPICS = (
     "ai", "coding", "computers", "food", "health", "history", "literature", "money", "movies", "politics",
     "psychology", "science", "sports", "tech_support", "trivia",
@@ -37,7 +40,7 @@ _PROBLEM_FORMS = (
 )
 
 
-def corpus_questions() -> list[str]:
+def corpus_questions() -> list[Drawn]:
     """List the opening lines of the chatterbot conversations."""
     import yaml
 
@@ -49,22 +52,22 @@ def corpus_questions() -> list[str]:
             question = str(dialogue[0]).strip()
             if len(question) > 8:
                 found.add(question)
-    return sorted(found)
+    return [Drawn(question, question) for question in sorted(found)]
 
 
-def problem_prompts() -> list[str]:
+def problem_prompts() -> list[Drawn]:
     """Word the CodeI/O task descriptions that reasoning-gym carries as requests, in one of four forms by position."""
     found: set[tuple[str, str]] = set()
     for name in ("codeio.jsonl.gz", "codeio-hq.jsonl.gz"):
         text = gzip.decompress((resources.files("reasoning_gym") / "data" / name).read_bytes()).decode()
         # One of the two is a JSON array, the other JSON lines.
-        records = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
+        records = json.loads(text) if text.startswith("[") else [json.loads(line) for _, line in numbered(text)]
         for record in records:
             task = " ".join(str(record["task_description"]).split())
             if len(task) <= _LONGEST_PROBLEM and "main_solution" not in task:
                 found.add((task, _signature(str(record["code_sample"]))))
     return [
-        _PROBLEM_FORMS[index % len(_PROBLEM_FORMS)].format(task=task, signature=signature)
+        Drawn(_PROBLEM_FORMS[index % len(_PROBLEM_FORMS)].format(task=task, signature=signature), task)
         for index, (task, signature) in enumerate(sorted(found))
     ]
 
@@ -74,12 +77,12 @@ def _signature(code: str) -> str:
     return lines[0].replace("main_solution", "solve") if lines else "def solve():"
 
 
-def library_prompts() -> list[str]:
+def library_prompts() -> list[Drawn]:
     """Ask for documented functions of the standard library, by signature and docstring.
 
     The list depends on the Python release, as the library does.
     """
-    found: set[str] = set()
+    found: set[Drawn] = set()
     for name in _MODULES:
         try:
             module = importlib.import_module(name)
@@ -91,7 +94,7 @@ def library_prompts() -> list[str]:
     return sorted(found)
 
 
-def _library_prompt(module: ModuleType, title: str, function: object) -> list[str]:
+def _library_prompt(module: ModuleType, title: str, function: object) -> list[Drawn]:
     if title.startswith("_") or getattr(function, "__module__", None) != module.__name__:
         return []
     text = inspect.getdoc(function) or ""
@@ -104,7 +107,11 @@ def _library_prompt(module: ModuleType, title: str, function: object) -> list[st
     body = text.replace("\n", "\n    ")
     header = f'def {title}{signature}:\n    """{body}"""'
     first = text.split("\n\n")[0].replace("\n", " ")
+    # Both forms show the docstring, which several functions may share.
     return [
-        f"Complete this Python function:\n```python\n{header}\n```",
-        f"How do I use {module.__name__}.{title} in Python? Its documentation says: {first}",
+        Drawn(text, first)
+        for text in (
+            f"Complete this Python function:\n```python\n{header}\n```",
+            f"How do I use {module.__name__}.{title} in Python? Its documentation says: {first}",
+        )
     ]

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sgl_dspark.data.lines import HALF_CHARACTER, is_text
 from sgl_dspark.data.prompts import PromptRecord
-from sgl_dspark.data.responses import Exchange, ResponseFile
-from sgl_dspark.errors import DataError
+from sgl_dspark.data.responses import Exchange, ResponseFile, own_stops
+from sgl_dspark.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -48,6 +49,11 @@ class Asking:
         Of one request.
     api_key : str
         Sent as a bearer token when not empty.
+
+    Raises
+    ------
+    ConfigError
+        If ``sampling`` ends answers: a draft would learn to end its turn where the target did not.
     """
 
     url: str
@@ -57,6 +63,10 @@ class Asking:
     concurrency: int = 32
     timeout_s: float = 600.0
     api_key: str = ""
+
+    def __post_init__(self) -> None:
+        for name in own_stops(self.sampling):
+            raise ConfigError(f"--sampling: {name} ends answers without the target's end token; leave it out")
 
     @property
     def base(self) -> str:
@@ -187,6 +197,8 @@ def _read_answer(body: dict[str, Any]) -> tuple[str, str, int]:
         raise RefusedError(f"the endpoint's answer is no chat completion ({error!r})") from error
     if not isinstance(text, str) or not text.strip():
         raise RefusedError("the endpoint answered with nothing")
+    if not is_text(text):
+        raise RefusedError(f"the answer {HALF_CHARACTER}")
     return text, str(reason), count
 
 

@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from sgl_dspark.data.lines import HALF_CHARACTER, is_text, numbered
 from sgl_dspark.errors import DataError
 
 BUILT_IN = "prompt_set.jsonl"
@@ -43,11 +44,11 @@ def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> list[Prom
     source = path or resources.files(__package__) / BUILT_IN
     name = str(path) if path else "the built-in prompts"
     try:
-        lines = source.read_text(encoding="utf-8").splitlines()
+        text = source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {name}: {error}") from error
     fallback = path.stem if path else "prompts"
-    prompts = [_parse(line, f"{name}, line {i}", fallback) for i, line in enumerate(lines, 1) if line.strip()]
+    prompts = [_parse(line, f"{name}, line {i}", fallback) for i, line in numbered(text)]
     known = sorted({p.category for p in prompts})
     for category in categories:
         if category not in known:
@@ -66,6 +67,8 @@ def _parse(line: str, where: str, fallback: str) -> Prompt:
     messages = _messages(record) if isinstance(record, dict) else None
     if not messages:
         raise DataError(f'{where} holds none of "prompt", "turns" or "messages" with text in it')
+    if not all(is_text(m["content"]) for m in messages if isinstance(m.get("content"), str)):
+        raise DataError(f"{where}: the prompt {HALF_CHARACTER}; mend the text or leave the line out")
     return Prompt(str(record.get("category") or record.get("kind") or fallback), messages)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sgl_dspark.data.lines import HALF_CHARACTER, is_text, numbered, to_line
 from sgl_dspark.errors import DataError
 
 
@@ -38,8 +39,8 @@ class PromptRecord:
         return cls(digest[:16], texts, kind)
 
     def to_json(self) -> str:
-        """Return one line of a prompt file."""
-        return json.dumps({"id": self.id, "kind": self.kind, "turns": list(self.turns)}, ensure_ascii=False)
+        """Return one line of a prompt file, its newline included."""
+        return to_line({"id": self.id, "kind": self.kind, "turns": list(self.turns)})
 
 
 def read_prompts(path: Path, limit: int | None = None) -> list[PromptRecord]:
@@ -59,14 +60,13 @@ def read_prompts(path: Path, limit: int | None = None) -> list[PromptRecord]:
         If the file cannot be read or is empty, or a line is malformed; names the line and the field.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read prompts from {path}: {error}; `dspark data prompts` makes some.") from error
     found: dict[str, PromptRecord] = {}
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            record = _parse(line, f"{path} line {number}", path.stem)
-            found.setdefault(record.id, record)
+    for number, line in numbered(text):
+        record = _parse(line, f"{path} line {number}", path.stem)
+        found.setdefault(record.id, record)
         if limit is not None and len(found) == limit:
             break
     if not found:
@@ -80,16 +80,11 @@ def write_prompts(path: Path, records: Iterable[PromptRecord]) -> int:
     partial = path.with_name(path.name + ".partial")
     count = 0
     with partial.open("w", encoding="utf-8") as sink:
-        for line in _lines(records):
-            sink.write(line)
+        for record in records:
+            sink.write(record.to_json())
             count += 1
     partial.replace(path)
     return count
-
-
-def _lines(records: Iterable[PromptRecord]) -> Iterator[str]:
-    for record in records:
-        yield record.to_json() + "\n"
 
 
 def _parse(line: str, where: str, fallback: str) -> PromptRecord:
@@ -102,6 +97,8 @@ def _parse(line: str, where: str, fallback: str) -> PromptRecord:
     turns = _turns(raw)
     if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise DataError(f"{where}: turns must be a list of one or more non-empty texts.")
+    if not all(map(is_text, turns)):
+        raise DataError(f"{where}: turns {HALF_CHARACTER}; mend the text or leave the line out.")
     return PromptRecord.of(turns, str(raw.get("kind") or raw.get("category") or fallback))
 
 

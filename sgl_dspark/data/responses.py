@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from sgl_dspark.data.lines import numbered, to_line
 from sgl_dspark.errors import DataError
 
 
@@ -25,7 +26,7 @@ class Exchange:
     messages : list of dict
         ``{"role", "content"}``, starting with a user turn (or a system prompt) and ending with the target's answer.
     finish_reasons : list of str
-        One per assistant message: ``stop`` when the target ended its turn, ``length`` when it was cut off.
+        One per assistant message: ``stop`` when the answer ended (see `ended`), ``length`` when it was cut off.
     sampling : dict
         Parameters of the requests, such as ``temperature``.
     model : str
@@ -42,12 +43,24 @@ class Exchange:
     model: str = ""
     completion_tokens: int = 0
 
+    def ended(self, answer: int) -> bool:
+        """Whether the target itself ended this answer, its end-of-turn token emitted.
+
+        A stop that the request asked for ends with the same reason, and no such token.
+        """
+        return self.finish_reasons[answer] == "stop" and not own_stops(self.sampling)
+
     def __post_init__(self) -> None:
         answers = [m for m in self.messages if m.get("role") == "assistant"]
         if not answers or self.messages[-1]["role"] != "assistant":
             raise DataError("messages must end with an answer (role assistant).")
         if len(answers) != len(self.finish_reasons):
             raise DataError(f"finish_reasons has {len(self.finish_reasons)} entries for {len(answers)} answers.")
+
+
+def own_stops(sampling: dict[str, Any]) -> list[str]:
+    """Name the request's fields that end an answer before the target does: stop strings, token ids, expressions."""
+    return sorted(name for name, value in sampling.items() if name.startswith("stop") and value)
 
 
 class ResponseFile:
@@ -95,7 +108,7 @@ class ResponseFile:
         if self._sink is None:
             # A run that gets no answer leaves no file behind.
             self._sink = self.path.open("ab", buffering=0)
-        self._sink.write((json.dumps(asdict(exchange), ensure_ascii=False) + "\n").encode())
+        self._sink.write(to_line(asdict(exchange)).encode())
         self._note(exchange)
 
     def _note(self, exchange: Exchange) -> None:
@@ -123,10 +136,10 @@ def read_exchanges(path: Path) -> list[Exchange]:
         If it is missing, or a line is malformed; names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read responses from {path}: {error}; `dspark data generate` makes them.") from error
-    return [_parse(line, f"{path} line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    return [_parse(line, f"{path} line {number}") for number, line in numbered(text)]
 
 
 def _parse(line: str, where: str) -> Exchange:

@@ -86,13 +86,13 @@ class ChatEncoder:
         ids: list[int] = []
         mask: list[bool] = []
         rendered = ""
-        for turn, reason in zip(assistant_turns(exchange.messages), exchange.finish_reasons, strict=True):
+        for number, turn in enumerate(assistant_turns(exchange.messages)):
             before = self._render(exchange.messages[:turn], generation_prompt=True)
             if not before.startswith(rendered):
                 sequences.append(Encoded(tuple(ids), tuple(mask)))
                 ids, mask, rendered = [], [], ""
             opening = self._tokenise(before[len(rendered) :])
-            answer, rendered = self._answer(exchange, turn, before, ended=reason == "stop")
+            answer, rendered = self._answer(exchange, turn, before, ended=exchange.ended(number))
             ids += [*opening, *answer]
             mask += [False] * len(opening) + [True] * len(answer)
         sequences.append(Encoded(tuple(ids), tuple(mask)))

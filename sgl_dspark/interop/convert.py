@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -29,15 +31,17 @@ Log = Callable[[str], None]
 def convert(args: Namespace, log: Log) -> None:
     """Read ``args.source``, apply what the options ask for, write ``args.out``.
 
+    An output that is there must be, file by file, what this conversion makes; then it is left as it is, so that the
+    same command can be run again.
+
     Raises
     ------
     DsparkError
-        If the draft cannot be read or represented, does not fit the target, or the output folder is the source.
+        If the draft cannot be read or represented, does not fit the target, or the output folder is the source or
+        holds another model.
     """
     if args.out.resolve() == args.source.resolve():
         raise ConfigError("the output folder is the draft's own; choose another one")
-    if (args.out / CONFIG_FILE).exists():
-        raise ConfigError(f"{args.out} holds a model already; choose another folder, or remove it")
     if args.to == "speculators" and args.target is None and not args.verifier:
         raise ConfigError("a speculators draft names its target; give --target or --verifier")
     target = None if args.target is None else TargetConfig.from_dir(args.target)
@@ -50,13 +54,18 @@ def convert(args: Namespace, log: Log) -> None:
         draft = cut_block(draft, args.block_size)
     if args.draft_vocabulary:
         draft = limit_vocabulary(draft, used_tokens(args.draft_vocabulary, draft.config.vocab_size, args.least))
-    if args.to == "speculators":
-        write_speculators(draft, args.out, args.verifier or (args.target.name if args.target else ""))
-    else:
-        write_released(draft, args.out, embeddings if args.with_embeddings else None)
-    made = read_provenance(args.source)
-    if made:
-        write_provenance(args.out, made)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    # Made beside it: a conversion that is killed leaves no half model under the name that was asked for.
+    with TemporaryDirectory(prefix=f"{args.out.name}.partial-", dir=args.out.parent) as name:
+        partial = Path(name)
+        if args.to == "speculators":
+            write_speculators(draft, partial, args.verifier or (args.target.name if args.target else ""))
+        else:
+            write_released(draft, partial, embeddings if args.with_embeddings else None)
+        made = read_provenance(args.source)
+        if made:
+            write_provenance(partial, made)
+        _install(partial, args.out, log)
     if args.target is not None:
         made_for = other_target(args.source, weights_sha256(args.target))
         if made_for is not None:
@@ -65,6 +74,32 @@ def convert(args: Namespace, log: Log) -> None:
         log(note)
     proposes = draft.config.draft_vocab_size or draft.config.vocab_size
     log(f"{args.out}: {args.to} layout, blocks of {draft.config.gamma}, proposes {proposes} tokens")
+
+
+def _install(partial: Path, out: Path, log: Log) -> None:
+    """Move a whole conversion to where it was asked for, unless the same one is there."""
+    files = sorted(partial.iterdir(), key=lambda file: file.name == CONFIG_FILE)
+    if (out / CONFIG_FILE).exists():
+        differing = sorted(file.name for file in files if _content(out / file.name) != _content(file))
+        if differing:
+            raise ConfigError(
+                f"{out} holds another model already (it differs in {', '.join(differing)}); choose another folder, "
+                "or remove it"
+            )
+        log(f"{out} holds what this conversion makes; it is left as it is")
+        return
+    out.mkdir(exist_ok=True)
+    # The configuration last: a folder without it is no model, and is filled by the next attempt.
+    for file in files:
+        file.replace(out / file.name)
+
+
+def _content(file: Path) -> str | None:
+    """Hash a file; None where there is none."""
+    if not file.is_file():
+        return None
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read_draft(

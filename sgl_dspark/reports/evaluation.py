@@ -6,14 +6,15 @@ import json
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
 from sgl_dspark.calibration.metrics import mean_ece
-from sgl_dspark.calibration.store import KindCalibration, draft_sha256
-from sgl_dspark.data.cache import weights_sha256
+from sgl_dspark.calibration.store import KindCalibration
 from sgl_dspark.data.template import ChatEncoder
 from sgl_dspark.errors import ConfigError
+from sgl_dspark.evaluation.identity import EVALUATION_FILE, describe
 from sgl_dspark.evaluation.protocol import (
     Evaluation,
     Latency,
@@ -40,7 +41,8 @@ def evaluate(args: Namespace, log: Log) -> str:
     _check(args)
     target = TargetModel.from_dir(args.target, getattr(torch, args.dtype), device_of(args.device))
     side = load_side(args.draft, target, args.shortlist)
-    made_for = other_target(args.draft, weights_sha256(args.target))
+    about = describe(args) | {"threads": torch.get_num_threads()}
+    made_for = other_target(args.draft, about["target_sha256"])
     if made_for is not None:
         log(f"warning: the draft was made for {made_for}; beside other weights it accepts less")
     if args.thresholds and not side.has_confidence:
@@ -64,32 +66,19 @@ def evaluate(args: Namespace, log: Log) -> str:
     text = render(evaluation.results, calibrations, latencies)
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
-        found_json = to_json(evaluation.results, calibrations, latencies, _about(args, side.gamma))
-        (args.out / "evaluation.json").write_text(json.dumps(found_json, indent=2) + "\n", encoding="utf-8")
         (args.out / "evaluation.md").write_text(text, encoding="utf-8")
         plot_conditional(args.out / "conditional.png", _whole_blocks(evaluation.results))
         if args.thresholds:
             plot_thresholds(args.out / "thresholds.png", evaluation.results, args.temperatures[0])
         if panels:
             save_reliability_diagram(args.out / "reliability.png", panels)
+        # Behind everything else and at once: who finds it finds a whole evaluation.
+        whole = json.dumps(to_json(evaluation.results, calibrations, latencies, about), indent=2) + "\n"
+        partial = args.out / (EVALUATION_FILE + ".partial")
+        partial.write_text(whole, encoding="utf-8")
+        partial.replace(args.out / EVALUATION_FILE)
         log(f"written to {args.out}")
     return text
-
-
-def _about(args: Namespace, gamma: int) -> dict[str, object]:
-    return {
-        "target": args.target.name,
-        "draft": args.draft.name,
-        "draft_sha256": draft_sha256(args.draft),
-        "gamma": gamma,
-        "seed": args.seed,
-        "max_new_tokens": args.max_new_tokens,
-        "rows": args.rows,
-        "shortlist": args.shortlist,
-        "template_options": args.chat_template_kwargs,
-        "dtype": args.dtype,
-        "threads": torch.get_num_threads(),
-    }
 
 
 def _check(args: Namespace) -> None:
@@ -136,9 +125,10 @@ def render(
         lines.append(f"Macro-average accept length at {where}: {mean['mean_accept_len']:.3f}")
     for temperature, kind in calibrations.items():
         before, after = 100 * mean_ece(list(kind.before)), 100 * mean_ece(list(kind.after))
+        floor = 100 * fmean(m.floor for m in kind.after if m.count)
         lines.append(
             f"Calibration at T={temperature:g} ({kind.method}, fitted on every other answer): "
-            f"mean ECE of survival {before:.2f} % -> {after:.2f} %"
+            f"mean ECE of survival {before:.2f} % -> {after:.2f} % (chance alone: {floor:.2f} %)"
         )
     lines += [
         f"A round of {latency.rows} requests: draft {latency.draft_ms:.1f} ms, verification {latency.verify_ms:.1f} ms "

@@ -85,7 +85,8 @@ def load_trace(path: Path, options: TraceOptions, rng: np.random.Generator) -> W
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a readable trace: {error}") from error
-    rows = _azure(io.StringIO(text)) if name.endswith(".csv") else _mooncake(text.splitlines())
+    lines = io.StringIO(text)
+    rows = _azure(lines) if name.endswith(".csv") else _mooncake(lines)
     kept = _take(rows, options.limit, path)
     seconds = np.array([row[0] for row in kept])
     if name.endswith(".jsonl"):

@@ -23,6 +23,7 @@ from sgl_dspark.model.provenance import write_provenance
 from sgl_dspark.model.target import TargetModel, load_embeddings
 from sgl_dspark.model.target_config import TargetConfig
 from sgl_dspark.training.checkpoint import read_state, save_state
+from sgl_dspark.training.identity import Sections, check_same, decides, is_finished
 from sgl_dspark.training.journal import Journal, describe
 from sgl_dspark.training.loop import Trainer, TrainingOptions, fold_feature_scale, measure_feature_scale
 from sgl_dspark.training.ranks import Ranks, check_batch
@@ -32,6 +33,8 @@ from sgl_dspark.training.vocabulary import Draft, SampledVocabulary
 
 Log = Callable[[str], None]
 Shares = Iterator[list[tuple[int, Conversation]]]
+Data = tuple[Source, Source | None]
+"""What is trained on, and what is held out."""
 DRAFT_FOLDER = "draft"
 # Conversations that the scale of features is measured on.
 _SCALE_SAMPLE = 256
@@ -122,7 +125,9 @@ def write_draft(trainer: Trainer, folder: Path) -> None:
 
 
 def fit(recipe: Recipe, log: Log) -> Path:
-    """Train; a run that the output folder holds is continued. Return the draft's folder.
+    """Train; a run that the output folder holds is continued, one that is finished is left as it is.
+
+    Returns the draft's folder.
 
     Raises
     ------
@@ -140,33 +145,51 @@ def fit(recipe: Recipe, log: Log) -> Path:
         torch.cuda.set_device(device)
     say = log if ranks.first else _silent
     try:
-        run = _Run(recipe, device, ranks, say)
-        run.go(say)
+        config = TargetConfig.from_dir(recipe.target)
+        data = _sources(recipe, config, device)
+        wanted, draft = decides(recipe, *data), recipe.output.folder / DRAFT_FOLDER
+        # Before anything that reads the data: a study asks this of every draft that it has.
+        if is_finished(draft, wanted):
+            say(f"{draft} is finished; nothing is left to do")
+            return draft
+        _Run(recipe, device, ranks, config, data, wanted, say).go(say)
     finally:
         ranks.leave()
-    return recipe.output.folder / DRAFT_FOLDER
+    return draft
 
 
 class _Run:
     """A trainer with its stream of batches, its held-out data and its journal."""
 
-    def __init__(self, recipe: Recipe, device: torch.device, ranks: Ranks, log: Log) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        device: torch.device,
+        ranks: Ranks,
+        config: TargetConfig,
+        data: Data,
+        wanted: Sections,
+        log: Log,
+    ) -> None:
         check_batch(recipe.optim.batch_size, ranks.world)
-        self.recipe, self.ranks = recipe, ranks
-        config = TargetConfig.from_dir(recipe.target)
-        source, held_out = _sources(recipe, config, device)
-        wanted = recipe.draft.feature_layers or source.feature_layers
-        columns = feature_columns(source.feature_layers, wanted, config.hidden_size)
-        self.trainer = _trainer(recipe, device, ranks, source, columns, config, wanted, log)
-        self._decides = _decides(recipe, source)
-        self._resume(log)
+        self.recipe, self.ranks, self._decides = recipe, ranks, wanted
+        source, held_out = data
+        state = read_state(recipe.output.folder)
+        if state is not None:
+            check_same(recipe.output.folder, state["recipe"], wanted)
+        layers = recipe.draft.feature_layers or source.feature_layers
+        columns = feature_columns(source.feature_layers, layers, config.hidden_size)
+        self.trainer = _trainer(recipe, device, ranks, source, columns, config, layers, log)
+        if state is not None:
+            self.trainer.load_state(state)
+            log(f"resuming at step {self.trainer.step}")
         # A resumed run skips what it has consumed, so that it sees exactly what it would have seen.
         optim = recipe.optim
         order = source.shares(optim.seed, optim.batch_size, ranks, skip=self.trainer.step)
         self.stream: Shares = ([(i, select(c, columns)) for i, c in share] for share in order)
         self.held_out: list[Conversation] = []
         if held_out is not None:
-            own = feature_columns(held_out.feature_layers, wanted, config.hidden_size)
+            own = feature_columns(held_out.feature_layers, layers, config.hidden_size)
             rows = itertools.islice(held_out.all(), recipe.data.held_out_limit)
             self.held_out = [select(c, own) for c in rows]
 
@@ -215,35 +238,12 @@ class _Run:
         if self.ranks.first:
             save_state(self.recipe.output.folder, {**state, "recipe": self._decides})
 
-    def _resume(self, log: Log) -> None:
-        state = read_state(self.recipe.output.folder)
-        if state is None:
-            return
-        for section, wanted in self._decides.items():
-            found = state["recipe"].get(section)
-            if found != wanted:
-                names = sorted(k for k in {**wanted, **found} if wanted.get(k) != found.get(k)) if found else []
-                fields = ", ".join(f"{section}.{name}" for name in names) or section
-                raise ConfigError(
-                    f"{self.recipe.output.folder} holds another run (it differs in {fields}); "
-                    "continue with what it was started with, or choose another output.folder."
-                )
-        self.trainer.load_state(state)
-        log(f"resuming at step {self.trainer.step}")
-
-
-def _decides(recipe: Recipe, source: Source) -> dict[str, dict[str, object]]:
-    """Return what decides what a run computes: sections of the recipe, and the data's content wherever it lies."""
-    whole = recipe.model_dump(mode="json")
-    sections = {name: whole[name] for name in ("draft", "loss", "vocabulary", "optim")}
-    return {**sections, "data": {"content": source.fingerprint}}
-
 
 def _silent(line: str) -> None:
     """Say nothing: ranks but the first."""
 
 
-def _sources(recipe: Recipe, config: TargetConfig, device: torch.device) -> tuple[Source, Source | None]:
+def _sources(recipe: Recipe, config: TargetConfig, device: torch.device) -> Data:
     data = recipe.data
     if data.mode == "cache":
         held = CacheSource(data.held_out, recipe.target) if data.held_out else None
@@ -257,14 +257,14 @@ def _sources(recipe: Recipe, config: TargetConfig, device: torch.device) -> tupl
     dtype = torch.bfloat16 if recipe.optim.bf16 else torch.float32
     target = TargetModel.from_dir(recipe.target, dtype, device)
     encoder = ChatEncoder(recipe.target, target.config.eos_token_ids, data.template_options)
-
+    weights = weights_sha256(recipe.target)
     for path in data.held_out:
         if path.is_dir():
             raise ConfigError(f"data.held_out {path} is a folder; mode {data.mode!r} reads response files.")
 
     def read(files: Sequence[Path]) -> Source:
         keep = data.mode == "memory"
-        return response_source(files, target, encoder, layers, longest, keep=keep)
+        return response_source(files, target, encoder, layers, longest, target_sha256=weights, keep=keep)
 
     return read(data.responses), read(data.held_out) if data.held_out else None
 

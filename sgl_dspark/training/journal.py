@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from sgl_dspark.data.lines import numbered
 from sgl_dspark.training.report import StepReport
 
 METRICS_FILE = "metrics.jsonl"
@@ -104,7 +105,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for _, line in numbered(path.read_text(encoding="utf-8")):
         try:
             found.append(json.loads(line))
         except ValueError:

@@ -141,17 +141,26 @@ class ResponseSource:
         Trainable sequences.
     target : TargetModel
     feature_layers : sequence of int
+    target_sha256 : str
+        Of the target's weights.
     keep : bool
-        Hold all states in memory (about 2 * (m + 1) * d bytes a token in bf16).
+        Hold all states in memory (about 2 * (m + 1) * d bytes a token in bf16), from the first use on.
     """
 
     def __init__(
-        self, encoded: Sequence[Encoded], target: TargetModel, feature_layers: Sequence[int], *, keep: bool
+        self,
+        encoded: Sequence[Encoded],
+        target: TargetModel,
+        feature_layers: Sequence[int],
+        *,
+        target_sha256: str,
+        keep: bool,
     ) -> None:
         if not encoded:
             raise DataError("the responses hold no answer of two tokens or more.")
         self._encoded, self._target, self._layers = list(encoded), target, list(feature_layers)
-        self._kept = target_states(target, self._encoded, self._layers) if keep else None
+        self._sha256, self._keep = target_sha256, keep
+        self._kept: list[Conversation] = []
 
     @property
     def feature_layers(self) -> list[int]:
@@ -161,7 +170,7 @@ class ResponseSource:
     @property
     def fingerprint(self) -> str:
         """Hash of the sequences and of what their states come from."""
-        target = (self._target.config.raw, self._layers, float(self._target.embed.double().sum()))
+        target = (self._sha256, self._target.config.raw, self._layers)
         return hashlib.sha256(repr((self._encoded, target)).encode()).hexdigest()
 
     def shares(self, seed: int, size: int, ranks: Ranks, skip: int = 0) -> Iterator[Share]:
@@ -193,7 +202,9 @@ class ResponseSource:
         return _count(supervised, vocab_size)
 
     def _states(self, indices: Sequence[int]) -> list[Conversation]:
-        if self._kept is not None:
+        if self._keep:
+            # Not before a state is asked for: a run that is finished needs none.
+            self._kept = self._kept or target_states(self._target, self._encoded, self._layers)
             return [self._kept[index] for index in indices]
         return target_states(self._target, [self._encoded[index] for index in indices], self._layers)
 
@@ -205,11 +216,13 @@ def response_source(
     feature_layers: Sequence[int],
     max_length: int,
     *,
+    target_sha256: str,
     keep: bool,
 ) -> ResponseSource:
     """Read and encode response files."""
     encoded = [e for path in files for exchange in read_exchanges(path) for e in encoder.encode(exchange)]
-    return ResponseSource(trainable(encoded, max_length), target, feature_layers, keep=keep)
+    kept = trainable(encoded, max_length)
+    return ResponseSource(kept, target, feature_layers, target_sha256=target_sha256, keep=keep)
 
 
 def _count(supervised: Iterator[Tensor], vocab_size: int) -> Tensor:

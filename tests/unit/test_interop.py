@@ -3,60 +3,25 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 pytest.importorskip("transformers")
 
 from sgl_dspark.errors import CheckpointError, ConfigError, DsparkError, TargetMismatchError
 from sgl_dspark.interop import command
 from sgl_dspark.interop.convert import convert, cut_block, limit_vocabulary, read_draft
-from sgl_dspark.model.checkpoint import load_drafter, save_drafter
+from sgl_dspark.model.checkpoint import load_drafter
 from sgl_dspark.model.drafter import Drafter
 from sgl_dspark.model.provenance import read_provenance, write_provenance
 from sgl_dspark.model.target import load_embeddings
-from tests.support.drafts import HEAD_KINDS, tiny_drafter
+from tests.support.conversions import IDS, THERE, edit, options, rewrite, run, saved
+from tests.support.drafts import HEAD_KINDS
 from tests.support.tiny_target import write_tiny_target
-
-THERE = ("--to", "speculators", "--verifier", "org/target")
-IDS = torch.tensor([3, 5, 6, 17, 30, 39])
-
-
-def options(source: Path, out: Path, *more: str) -> Namespace:
-    parser = ArgumentParser()
-    command.add_arguments(parser)
-    return parser.parse_args([str(source), str(out), *more])
-
-
-def run(source: Path, out: Path, *more: str) -> Path:
-    convert(options(source, out, *more), lambda line: None)
-    return out
-
-
-def saved(folder: Path, kind: str = "vanilla", *, reduced: bool = False, **changes: Any) -> Path:
-    drafter = tiny_drafter(kind, dtype=torch.bfloat16, **changes)
-    save_drafter(drafter.limit_vocabulary(IDS) if reduced else drafter, folder, include_shared=False)
-    return folder
-
-
-def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    path = folder / "config.json"
-    raw = json.loads(path.read_text())
-    change(raw)
-    path.write_text(json.dumps(raw))
-
-
-def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path)
 
 
 @pytest.mark.parametrize("reduced", [False, True])
@@ -238,8 +203,8 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     source = saved(tmp_path / "source")
     with pytest.raises(ConfigError, match="choose another"):
         run(source, source)
-    with pytest.raises(ConfigError, match="holds a model already"):
-        run(source, saved(tmp_path / "other"))
+    with pytest.raises(ConfigError, match=r"holds another model already \(it differs in config\.json"):
+        run(source, saved(tmp_path / "other", "rnn"))
 
 
 def test_what_made_a_draft_comes_along_and_other_weights_are_told(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """The study's pages: accept lengths from one pass, times from another, means over seeds."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tools import study_report
 from tools.study_report import About, Result
 
-ABOUT = About("length", "Draft length", "figure 4", "fixture", 400, (1, 2))
+ABOUT = About("length", "Draft length", "figure 4", "fixture", 400, (1, 2), 1498)
 
 
 def _evaluation(accept_len: float, *, ms: float | None = None) -> dict[str, Any]:
@@ -45,6 +46,23 @@ def test_shortlist_pairs_each_size_with_its_own_times(tmp_path: Path) -> None:
 
 
 def test_a_page_names_its_command(tmp_path: Path) -> None:
-    page = study_report.depth(ABOUT, _results("depth", "dspark-layers-2")[:2], tmp_path).read_text()
+    page = study_report.per_arm(ABOUT, _results("depth", "dspark-layers-2")[:2], tmp_path).read_text()
     assert "python tools/study.py length" in page
     assert "| dspark-layers-2 | 2.500 | 2.500 | 1.000 | 0 |" in page
+
+
+def test_calibration_is_shown_beside_what_chance_alone_gives(tmp_path: Path) -> None:
+    slots = [{"count": 500, "floor": 0.02}, {"count": 200, "floor": 0.04}, {"count": 0, "floor": None}]
+    found = {
+        "method": "sts", "temperatures": [1.1], "mean_ece_before": 0.05, "mean_ece_after": 0.031, "after": slots,
+    }  # fmt: skip
+    result = Result("dspark", 1, "calibration", {**_evaluation(2.0), "calibration": {"1": found}}, [])
+    page = study_report.calibration(ABOUT, [result], tmp_path).read_text()
+    assert "| 1 | 1 | sts | 5.00 % | 3.10 % | 3.00 % | 1.10 |" in page
+
+
+def test_a_page_says_how_much_data_it_was_made_with(tmp_path: Path) -> None:
+    about = replace(ABOUT, answers=6975, made=" --prompts 6975")
+    page = study_report.per_arm(about, _results("depth", "dspark-layers-2")[:2], tmp_path).read_text()
+    assert "Trained on 6,975 answers" in page
+    assert "python tools/study.py length --prompts 6975\n" in page

@@ -59,7 +59,7 @@ def write_report(measured: Measured, served: Served, workload: Workload, folder:
     folder.mkdir(parents=True, exist_ok=True)
     data = to_json(measured, served, workload)
     (folder / "summary.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    lines = (json.dumps(record.to_json(), ensure_ascii=False) + "\n" for record in measured.outcome.records)
+    lines = (json.dumps(record.to_json()) + "\n" for record in measured.outcome.records)
     with (folder / "requests.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(lines)
     document = make_document(data)

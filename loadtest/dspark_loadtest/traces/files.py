@@ -79,7 +79,8 @@ def _twice(names: Sequence[str]) -> str | None:
 
 def csv_rows(text: str, file: str) -> Iterator[Row]:
     """Yield one row per line after the header, by the header's names."""
-    reader = csv.reader(text.splitlines(keepends=True))
+    # Ends of lines as CSV knows them; str.splitlines also cuts a cell at characters that a text may hold.
+    reader = csv.reader(io.StringIO(text, newline=""))
     header: list[str] | None = None
     try:
         for cells in reader:

@@ -59,7 +59,7 @@ class TraceRequest:
         for name in ("timestamp", "delay"):
             if name in kept and float(kept[name]).is_integer():
                 kept[name] = int(kept[name])
-        return json.dumps(kept, ensure_ascii=False)
+        return json.dumps(kept)
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def read_windows(path: Path) -> list[Window]:
     """Read a client's windows: ``start,rate,cv,pattern,arg1,arg2`` without a header; no pattern is silence."""
     text, _ = read_text(path)
     rows = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         cells = line.split(",")

@@ -12,7 +12,7 @@ from sgl_dspark.data import endpoint
 from sgl_dspark.data.endpoint import Asking, generate
 from sgl_dspark.data.prompts import PromptRecord
 from sgl_dspark.data.responses import ResponseFile, read_exchanges
-from sgl_dspark.errors import DataError
+from sgl_dspark.errors import ConfigError, DataError
 from tests.support.plain_chat_server import PlainChatServer, completion
 
 PROMPTS = [PromptRecord.of((f"question {i}",), "kind") for i in range(7)]
@@ -124,6 +124,13 @@ def test_answers_to_other_options_are_told_apart(tmp_path: Path) -> None:
     for temperatures, tokens in (((0.5,), 9), ((0.0, 1.0), 8), ((), 9)):
         other = Asking(server.url, temperatures=temperatures, sampling={"max_tokens": tokens})
         assert not all(other.would_ask(sampling) for sampling in again.samplings)
+
+
+@pytest.mark.parametrize("field", [{"stop": ["\n"]}, {"stop_token_ids": [7]}, {"stop_regex": "a"}, {"stop": "a"}])
+def test_ends_of_our_own_are_refused(field: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"--sampling: {next(iter(field))} .*end token"):
+        Asking("http://127.0.0.1:9", sampling={"max_tokens": 9, **field})
+    assert Asking("http://127.0.0.1:9", sampling={next(iter(field)): None}).sampling
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

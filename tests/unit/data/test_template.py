@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,16 @@ def supervised(encoder: ChatEncoder, found: Exchange) -> list[list[str]]:
 def test_the_mask_covers_the_answer_and_its_end_of_turn(encoder: ChatEncoder) -> None:
     end = encoder._eos_texts[0]
     assert supervised(encoder, exchange("Add 1 and 2.", "It is 3.")) == [["It is 3." + end]]
+
+
+@pytest.mark.parametrize("sampling", [{"stop": ["3."]}, {"stop_token_ids": [9]}, {"stop_regex": "3"}])
+def test_an_answer_that_a_stop_of_the_request_may_have_ended_has_no_end_of_turn(
+    encoder: ChatEncoder, sampling: dict[str, object]
+) -> None:
+    found = replace(exchange("Add 1 and 2.", "It is 3.", "And 4?", "It is 7."), sampling=sampling)
+    assert supervised(encoder, found) == [["It is 3.", "It is 7."]]
+    end = encoder._eos_texts[0]
+    assert supervised(encoder, replace(found, sampling={"stop": None}))[0][0] == "It is 3." + end
 
 
 def test_ids_are_the_served_prompt_with_the_answer_behind_it(encoder: ChatEncoder) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("reasoning_gym")
 
-from sgl_dspark.data.sources import prompts, split_of
+from sgl_dspark.data.sources import prompts
+from sgl_dspark.data.split import split_of
 from sgl_dspark.demo.fixture_text import WRITERS, conversations
 
 
@@ -28,9 +29,9 @@ def test_chain_sums_are_summed_step_by_step() -> None:
     assert answer.endswith(f"The final answer is {total}.")
 
 
-def test_split_depends_on_the_text_alone() -> None:
+def test_split_depends_on_the_template_alone() -> None:
     assert split_of("What is a volcano?") == split_of("What is a volcano?")
-    shares = [split_of(str(i)) == "held-out" for i in range(5000)]
+    shares = [split_of(chr(0x4E00 + i)) == "held-out" for i in range(5000)]
     assert 0.06 < sum(shares) / len(shares) < 0.10
 
 

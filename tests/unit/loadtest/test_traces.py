@@ -222,3 +222,16 @@ def test_real_traces_load_whole(file: str, rows: int, tick: float | None) -> Non
     assert len(trace) == rows
     assert trace.block_size == 512
     assert tick_ms(trace) == tick
+
+
+def test_a_cell_may_hold_what_only_python_calls_the_end_of_a_line(tmp_path: Path) -> None:
+    header, row = (GOOD / "azure-2024.csv").read_text().splitlines()[:2]
+    path = tmp_path / "azure.csv"
+    path.write_text(f"{header},note\n{row},one\u2028two\x85\n", encoding="utf-8")
+    assert len(load_trace(path).requests) == 1
+
+
+def test_a_trace_with_half_a_character_is_written_and_read_again(tmp_path: Path) -> None:
+    trace = Trace((TraceRequest(0, output_length=2, text_input="a\u2028b \ud83d"),), {})
+    write_trace(trace, tmp_path / "trace.jsonl")
+    assert load_trace(tmp_path / "trace.jsonl").requests[0].text_input == "a\u2028b \ud83d"

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from sgl_dspark.data.build import build_cache, trainable
 from sgl_dspark.data.cache import CacheWriter, TargetCache, weights_sha256
 from sgl_dspark.data.decode import BatchGenerator, Prompt
 from sgl_dspark.data.direct import DirectWriter, generate_directly
+from sgl_dspark.data.responses import Exchange, ResponseFile
 from sgl_dspark.data.template import Encoded
 from sgl_dspark.errors import ConfigError, DataError
 from sgl_dspark.evaluation.sides import BlockSide, ChainSide, load_side
-from sgl_dspark.model.provenance import other_target
+from sgl_dspark.model.provenance import other_target, read_provenance, write_provenance
 from sgl_dspark.model.target import TargetModel
 from sgl_dspark.training import loop
 from sgl_dspark.training.fit import fit
@@ -142,6 +144,59 @@ def test_a_run_on_other_data_is_not_continued(made: tuple[Path, Path], tmp_path:
         fit(recipe((made[0], cache), tmp_path / "out"), quiet)
 
 
+def test_a_finished_run_is_left_as_it_is_and_no_data_is_read(made: tuple[Path, Path], tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    shutil.copytree(made[1], cache)
+    folder = fit(recipe((made[0], cache), tmp_path / "out"), quiet)
+    # Only the manifest is left, which says what the data was.
+    for shard in cache.glob("*.safetensors"):
+        shard.unlink()
+    before = {path: path.stat().st_mtime_ns for path in sorted(folder.parent.rglob("*"))}
+    lines: list[str] = []
+    assert fit(recipe((made[0], cache), tmp_path / "out"), lines.append) == folder
+    assert {path: path.stat().st_mtime_ns for path in sorted(folder.parent.rglob("*"))} == before
+    assert "finished" in lines[-1]
+    with pytest.raises(ConfigError, match=r"optim\.seed"):
+        fit(recipe((made[0], cache), tmp_path / "out", optim={"seed": 5}), quiet)
+    # A kill before the description was written: the draft is written again.
+    (folder / "training.json").unlink()
+    assert fit(recipe(made, tmp_path / "out"), quiet) == folder
+    assert (folder / "training.json").is_file()
+
+
+def test_curves_of_other_held_out_data_are_not_continued(made: tuple[Path, Path], tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    writer = CacheWriter(held, TargetCache.open(made[1]).source)
+    writer.write("shard-00000.safetensors", list(CacheSource([made[1]], made[0]).all())[:4])
+    folder = fit(recipe(made, tmp_path / "out"), quiet)
+    with pytest.raises(ConfigError, match=r"data\.held_out"):
+        fit(recipe(made, tmp_path / "out", data={"held_out": [held]}), quiet)
+    # Earlier releases did not record it.
+    made_by = read_provenance(folder)
+    del made_by["data"]["held_out"]
+    write_provenance(folder, made_by)
+    assert fit(recipe(made, tmp_path / "out", data={"held_out": [held]}), quiet) == folder
+
+
+def test_a_run_on_responses_is_of_its_targets_weights(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    target, out = tmp_path / "target", tmp_path / "out"
+    shutil.copytree(Path(__file__).parents[2] / "fixtures" / "pair" / "target", target)
+    with ResponseFile(tmp_path / "answers.jsonl") as sink:
+        for i in range(8):
+            messages = [{"role": "user", "content": f"Add {i}."}, {"role": "assistant", "content": f"It is {i} or so."}]
+            sink.add(Exchange(f"{i}", "", messages, ["stop"]))
+    data = {"mode": "memory", "responses": [tmp_path / "answers.jsonl"], "caches": [], "held_out": []}
+    changes = {"data": data, "draft": {"feature_layers": [1, 3]}, "optim": {"steps": 1}}
+    fit(recipe((target, tmp_path), out, **changes), quiet)
+    weights = load_file(target / "model.safetensors")
+    name = next(name for name in weights if "mlp.down_proj" in name)
+    # Embedding and configuration stay: a fine-tune, say.
+    save_file({**weights, name: weights[name] * 1.5}, target / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"data\.content"):
+        fit(recipe((target, tmp_path), out, **changes), quiet)
+
+
 def test_ranks_share_the_batches_of_one(made: tuple[Path, Path]) -> None:
     source = CacheSource([made[1]], made[0])
     whole = [next(source.shares(0, 4, Ranks(), skip)) for skip in range(5)]
@@ -209,7 +264,7 @@ def test_states_from_memory_and_online_are_those_of_the_cache(
     model = TargetModel.from_dir(made[0], torch.float32)
     cached = list(CacheSource([made[1]], made[0]).all())
     encoded = [Encoded(tuple(c.ids.tolist()), tuple(c.loss_mask.tolist())) for c in cached]
-    source = ResponseSource(encoded, model, LAYERS, keep=keep)
+    source = ResponseSource(encoded, model, LAYERS, target_sha256=weights_sha256(made[0]), keep=keep)
     writer = CacheWriter(tmp_path, {"feature_layers": LAYERS, "target_sha256": weights_sha256(made[0])})
     build_cache(model, encoded, LAYERS, writer, quiet, shard_tokens=100)
     built = list(CacheSource([tmp_path], made[0]).all())
