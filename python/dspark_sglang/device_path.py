@@ -76,7 +76,13 @@ def build_device_path(
     if reason is not None:
         logger.warning("lengths are ranked on the device and graphs captured only with FlashInfer: %s", reason)
         return None
-    return DevicePath(worker, backend, heads, make_wrapper, make_graph)
+    try:
+        return DevicePath(worker, backend, heads, make_wrapper, make_graph)
+    # Above all too little memory for its buffers: then the server serves without, as it does where a capture fails.
+    except Exception:  # noqa: BLE001
+        logger.warning("steps are ranked on the host and nothing is captured: buffers failed", exc_info=True)
+        worker.count_fallback("device_path_failed")
+        return None
 
 
 class DevicePath:
@@ -245,7 +251,9 @@ class DevicePath:
 
     def commit(self, features: Tensor, window: DeviceWindow) -> None:
         """Keep the verified rows for the next draft to write; rejected ones are written over by later rounds."""
-        self.inputs.commit(features, window.pack(window.positions), window.pack(window.slots))
+        # Rows that only fill the verification's tier come last, and may be more than the draft's tier has room for.
+        rows = min(len(features), window.positions.numel())
+        self.inputs.commit(features[:rows], window.pack(window.positions)[:rows], window.pack(window.slots)[:rows])
 
     def _layers(self, flat: FlatVerify) -> tuple[Tensor, Tensor]:
         """Run the target over rows whose attention has been planned: what a graph captures."""

@@ -124,8 +124,15 @@ class Captured:
         self._graphs: dict[object, Graph] = {}
         self.missing: str | None = None
 
-    def capture(self, key: object, run: Callable[[], None]) -> bool:
-        """Capture ``run`` under ``key``; False if it could not be, or nothing more is tried."""
+    def capture(self, key: object, prepare: Callable[[], Callable[[], None]]) -> bool:
+        """Capture what ``prepare`` returns under ``key``; False if it could not be, or nothing more is tried.
+
+        Parameters
+        ----------
+        prepare : callable
+            Makes buffers and plans of this graph, and returns what it records. Called only if there is memory, and
+            what it raises counts as a failed capture.
+        """
         if self.missing is not None:
             return False
         if not enough_memory(self._device):
@@ -137,12 +144,14 @@ class Captured:
             )
             self.missing = f"{self.what}_graph_memory"
             return False
-        graph = self._make()
         try:
+            run = prepare()
+            graph = self._make()
             graph.capture(run)
-        except RuntimeError as error:
-            # Out of memory is one too. What was captured before stays valid.
-            logger.warning("%s graphs: capture of %s failed, steps run without: %s", self.what, key, error)
+        # Whatever a kernel's compiler, FlashInfer's planner or the driver raises, the server serves without graphs.
+        except Exception:  # noqa: BLE001
+            # What was captured before stays valid.
+            logger.warning("%s graphs: capture of %s failed, steps run without", self.what, key, exc_info=True)
             self.missing = f"{self.what}_graph_failed"
             return False
         self._graphs[key] = graph

@@ -10,8 +10,14 @@ import pytest
 import torch
 
 pytest.importorskip("sglang")
+from dspark_sglang.allocation import DevicePlan
+from dspark_sglang.attention.window import FlatTokens
 from dspark_sglang.device_path import build_device_path
+from dspark_sglang.device_window import DeviceWindow
+from dspark_sglang.sampling_bridge import RowSampling
 from tests.support.device_world import CPU, MOST, NEW, World
+from tests.support.fake_graph import FakeGraph
+from tests.support.paged_reference import ReferencePagedPrefill
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -61,3 +67,33 @@ def test_what_flashinfer_cannot_attend_leaves_ranking_to_the_host(
     )
     assert build_device_path(worker) is None
     assert "a head dim of 4" in caplog.text
+
+
+def test_buffers_that_cannot_be_made_leave_ranking_to_the_host(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(monkeypatch, graphs=False)
+
+    def no_memory(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("dspark_sglang.device_path.PageTable", no_memory)
+    assert build_device_path(world.worker, ReferencePagedPrefill, lambda pool: FakeGraph()) is None
+    assert world.fallbacks == {"device_path_failed": 1}
+    assert caplog.records[-1].exc_info is not None
+
+
+@torch.no_grad()
+def test_what_fills_a_tier_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verification's tier may hold more rows than the draft's; a draft of the same requests then needs no flush."""
+    world = World(monkeypatch, graphs=True)
+    texts = {r: [world.prefill(r)] for r in range(2)}
+    rows, room = RowSampling.greedy(2, CPU), np.full(2, world.gamma)
+    features = torch.zeros(2 * world.width + 6, world.drafter.config.num_features)
+    running = world.running(texts, rows)
+    plan = DevicePlan(2 * world.gamma, room, np.zeros_like(room), 2 * world.gamma)
+    proposal = world.path.propose(running, plan)
+    found = world.path.verify(running, plan, proposal)[2]
+    fills = FlatTokens.of(found.verify_lens, torch.arange(len(features)))
+    world.path.commit(features, DeviceWindow(found.verify_lens, found.positions, found.slots, fills))
+    assert world.path.inputs.committed_rows == 2 * world.width
