@@ -72,6 +72,11 @@ def staged(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory() if device.type == "cuda" and values.device.type == "cpu" else values
 
 
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Give ``values`` of the host on ``device``, copied without waiting for its stream; as they are on a CPU."""
+    return staged(values, device).to(device, non_blocking=True)
+
+
 def request_tiers(most: int) -> list[int]:
     """List the request counts, ascending up to ``most``, for which draft graphs exist: padding stays below a half."""
     sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 128, 16), *range(128, 4096, 64)]

@@ -69,7 +69,7 @@ class ReferencePagedPrefill:
         for buffer, array in zip(self.buffers, given, strict=True):
             assert buffer.dtype == torch.int32
             assert len(array) == len(buffer) or buffer is self.buffers[2]
-            buffer[: len(array)].copy_(array)
+            buffer[: len(array)].copy_(array, non_blocking=non_blocking)
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
         if FakeGraph.recording is None:
