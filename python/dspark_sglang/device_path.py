@@ -21,7 +21,7 @@ from dspark_sglang.attention.paged import build_paged
 from dspark_sglang.compat_target import flat_verify_batch, forward_target_flat, forward_target_model
 from dspark_sglang.draft_graph import Drafted, DraftGraphs, draft_step
 from dspark_sglang.draft_inputs import DraftInputs
-from dspark_sglang.graphs import CudaGraph, sent
+from dspark_sglang.graphs import CudaGraph, sent_to
 from dspark_sglang.running import Proposal, Running
 from dspark_sglang.sampling_bridge import spread
 from dspark_sglang.target_graph import Round, TargetGraphs, Verified, verify_eagerly
@@ -157,7 +157,7 @@ class DevicePath:
         prefix_lens, slots, kinds, room, least = layout.prefix_lens, layout.slots, running.kinds, plan.room, plan.least
         temperatures = rows.draft_temperatures
         if drafted is not None:
-            places, own = drafted.numpy(), sent(drafted, anchors.device)
+            places, own = drafted.numpy(), sent_to(drafted, anchors.device)
             anchors, seq_lens, request_rows = anchors[own], seq_lens[own], request_rows[own]
             slots, temperatures = slots[own], temperatures[own]
             prefix_lens, kinds = [prefix_lens[r] for r in places], kinds[places]

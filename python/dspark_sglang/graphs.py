@@ -72,7 +72,7 @@ def staged(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory() if device.type == "cuda" and values.device.type == "cpu" else values
 
 
-def sent(values: Tensor, device: torch.device) -> Tensor:
+def sent_to(values: Tensor, device: torch.device) -> Tensor:
     """Give ``values`` of the host on ``device``, copied without waiting for its stream; as they are on a CPU."""
     return staged(values, device).to(device, non_blocking=True)
 

@@ -209,7 +209,7 @@ class TargetGraphs:
         Returns
         -------
         Verified or None
-            In memory that the next replay overwrites, of whatever tier; None, with the reason counted, if no graph fits.
+            In memory that the next replay of any tier overwrites; None, with the reason counted, if no graph fits.
         """
         reason, tier = self.obstacle(step), tier_above(self.tiers, step.most)
         if reason is not None or tier is None:

@@ -23,7 +23,7 @@ from dspark_sglang.config import SchedulingConfig, WorkerConfig
 from dspark_sglang.device_path import DevicePath, build_device_path
 from dspark_sglang.draft_kv import DraftKvPool
 from dspark_sglang.fingerprint import default_profile, worker_fingerprint
-from dspark_sglang.graphs import sent
+from dspark_sglang.graphs import sent_to
 from dspark_sglang.knowledge import Knowledge
 from dspark_sglang.metrics import recording
 from dspark_sglang.packed_weights import row_sizes
@@ -230,7 +230,7 @@ class DsparkWorker(ContractWorker):
                 for prefix, length in zip(batch.prefix_lens, batch.extend_lens, strict=True)
             ]
         )
-        positions = sent(positions, self.device)
+        positions = sent_to(positions, self.device)
         self.adjuster.before_prefill(batch)
         result = compat.forward_target_prefill(self._target_worker, batch)
         self.adjuster.after_prefill(batch, result.next_token_ids)

@@ -1,4 +1,4 @@
-"""A real server on the device: its text is the target's own, greedy and sampled, eager in fp32 and from graphs in bf16."""
+"""A real server on the device: its text is the target's own, greedy and sampled, in fp32 and from graphs in bf16."""
 
 from __future__ import annotations
 

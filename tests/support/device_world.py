@@ -32,7 +32,12 @@ class World:
     """Requests that decode side by side over one pool."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *, graphs: bool, head: str = "gated", prompts: list[list[int]] | None = None
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        graphs: bool,
+        head: str = "gated",
+        prompts: list[list[int]] | None = None,
     ) -> None:
         monkeypatch.setattr("sgl_dspark.model.packed.can_pack", lambda weight: False)
         self.drafter = tiny_drafter(head, vocab_size=VOCAB)

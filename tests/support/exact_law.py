@@ -22,9 +22,7 @@ def target_model() -> Any:
     return AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
 
 
-def warped(
-    logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
-) -> Tensor:
+def warped(logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
     """Turn logits [N, V] into laws in fp64: softmax, its top_k (0: all), top_p and min_p sets, renormalised once."""
     law = (logits.double() / temperature).softmax(-1)
     if top_k == 0 and top_p == 1 and min_p == 0:
@@ -56,7 +54,9 @@ def partition(prompt: Sequence[int], length: int, least: float, **sampling: Any)
         if not heads:
             break
         longer: dict[tuple[int, ...], float] = {}
-        for (head, mass), law in zip(heads.items(), next_laws([[*prompt, *head] for head in heads], **sampling), strict=True):
+        for (head, mass), law in zip(
+            heads.items(), next_laws([[*prompt, *head] for head in heads], **sampling), strict=True
+        ):
             listed = {(*head, t): mass * float(law[t]) for t in (law * mass >= least).nonzero().flatten().tolist()}
             longer |= listed
             cells[head] = max(mass - sum(listed.values()), 0.0)

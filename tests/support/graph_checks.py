@@ -45,7 +45,7 @@ def check_ranked_in_graphs(server: ServerProcess) -> None:
 
 
 def check_laws(server: ServerProcess) -> None:
-    """Test the joint law of sampled answers, plain and under all filters at once: first tokens are of SGLang's sampler."""
+    """Test the joint law of sampled answers, plain and under all filters; their first tokens are SGLang's sampler's."""
     for filters in ({}, FILTERS):
         result = joint_law.sampled(server, pair.prompts()[8], ALPHA, **filters)
         assert result.power > 0.9

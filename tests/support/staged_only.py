@@ -1,7 +1,8 @@
 """Sees copies from the host that a device would make the host wait for, on a CPU where both are the same memory.
 
-What was made of NumPy or of a list, or on no named device, is the host's; everything else is taken for the device's. The host's may be
-copied over from pinned memory and without blocking alone (`dspark_sglang.graphs.staged`), and index nothing there.
+What was made of NumPy or of a list, or on no named device, is the host's; everything else is taken for the device's.
+The host's may be copied over from pinned memory and without blocking alone (`dspark_sglang.graphs.staged`), and index
+nothing there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The fixture pair with heads of 64 instead of 32, for kernels that ask for it: it computes the same, and is as trained.
+"""The fixture pair with heads of 64 instead of 32, for kernels that ask for it: it computes the same.
 
-Zeros fill the heads. Rotary embeddings turn dimension i with i + half of the head, by a frequency that falls with i over
-half the head; so old dimension i becomes 2 i, where the frequency is the same. The norms of queries and keys divide by
-the mean over twice as many dimensions, and scores by the root of twice as many: weights of the key norm make up for both.
+Zeros fill the heads. Rotary embeddings turn dimension i with i + half of the head, by a frequency that falls with i
+over half the head; so old dimension i becomes 2 i, where the frequency is the same. The norms of queries and keys
+divide by the mean over twice as many dimensions, and scores by the root of twice as many: the key norm makes up for it.
 """
 
 from __future__ import annotations

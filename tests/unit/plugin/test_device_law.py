@@ -55,7 +55,7 @@ def argmax_text(world: World) -> list[int]:
 
 
 def answers(world: World, requested: list[dict[str, Any]], rounds: int) -> tuple[list[list[tuple[int, ...]]], int]:
-    """Decode one context again and again, under budgets that rank; returns each request's texts, and drafts accepted."""
+    """Decode one context again and again, under budgets that rank; gives each request's texts, and drafts accepted."""
     for request in range(len(requested)):
         world.prefill(request)
     generator, accepted = np.random.default_rng(0), 0

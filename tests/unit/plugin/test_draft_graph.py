@@ -226,8 +226,9 @@ def test_calibration_is_updated_in_place() -> None:
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_a_replay_equals_the_same_operations_one_by_one(greedy: bool) -> None:
-    world, twin = World(None), World(None)
+@pytest.mark.parametrize(("head", "shortlist"), [("vanilla", 9), ("gated", None)])
+def test_a_replay_equals_the_same_operations_one_by_one(greedy: bool, head: str, shortlist: int | None) -> None:
+    world, twin = World(shortlist, head=head), World(shortlist, head=head)
     world.graphs.capture(world.table)
     for number, count in enumerate((3, 4, 1, 2), start=1):
         step = world.step(number, count, greedy=greedy, commits=number)

@@ -206,7 +206,9 @@ def test_what_fits_no_graph_falls_back_with_a_reason() -> None:
     assert world.fallbacks == {"target_graph_size": 1, "target_graph_pages": 1}
 
 
-@pytest.mark.parametrize("error", [RuntimeError("operation not permitted when stream is capturing"), ValueError("plan")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("operation not permitted when stream is capturing"), ValueError("plan")]
+)
 def test_failed_capture_falls_back_with_a_reason(error: Exception) -> None:
     class Broken(FakeGraph):
         def capture(self, run: Any) -> None:
