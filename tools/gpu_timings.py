@@ -234,9 +234,9 @@ plans the verified rows alone; *window* plans {GAMMA + 1} rows a request and gat
 {table(["requests", "context", "verified", "exact", "window"], attention)}
 
 A draft of {DRAFT.num_hidden_layers} layers of width {DRAFT.hidden_size}, gamma {GAMMA}, shortlist {SHORTLIST}, context
-{DRAFT_CONTEXT}, sampled. *Eager* launches its operations one by one; *plan* is the host's time for the attention's plan before
-a replay; *replay* the captured draft alone, of which *loop* (base logits and the left-to-right sampling) and *rank*
-(survival and admission) are shares, each captured and replayed by itself:
+{DRAFT_CONTEXT}, sampled. *Eager* launches its operations one by one; *plan* is the host's time for the attention's plan
+before a replay; *replay* the captured draft alone, of which *loop* (base logits and the left-to-right sampling) and
+*rank* (survival and admission) are shares, each captured and replayed by itself:
 
 {table(["requests", "eager", "plan", "replay", "loop", "rank"], drafts)}
 """

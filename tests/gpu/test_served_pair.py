@@ -11,6 +11,8 @@ from tests.support.server import ServerProcess
 
 pytestmark = [pytest.mark.gpu, pytest.mark.server]
 PROMPTS = 60
+# Other kernels than those under test, in any dtype; what SGLang would choose on a recent device needs more packages.
+PLAIN = ["--plain", "--attention-backend", "triton"]
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,7 @@ def test_a_pair_of_head_dim_64_is_served_from_graphs(tmp_path: Path) -> None:
         graph_checks.check_ranked_in_graphs(server)
         graph_checks.check_laws(server)
         graph_checks.check_ranked_in_graphs(server)
-    plain = ["--plain", *graph_checks.flags(target, "bfloat16")]
+    plain = [*PLAIN, *graph_checks.flags(target, "bfloat16")]
     with ServerProcess(plain, tmp_path / "plain", **pair.SERVER_ENVIRONMENT).serving() as alone:
         graph_checks.check_best_tokens(alone, wanted, answers)
 
@@ -38,7 +40,7 @@ def test_a_pair_of_head_dim_64_is_served_from_graphs(tmp_path: Path) -> None:
 def test_greedy_text_in_fp32_is_the_targets(tmp_path: Path) -> None:
     """Exactly, since fp32 does not part ways at near ties; attended by torch, ranked on the host, without graphs."""
     wanted = graph_checks.greedy_requests(PROMPTS)
-    plain = ["--plain", *pair.SERVER_FLAGS]
+    plain = [*PLAIN, *pair.SERVER_FLAGS]
     with ServerProcess(plain, tmp_path / "plain", **pair.SERVER_ENVIRONMENT).serving() as alone:
         known = arms.answer_all(alone, wanted)
     flags = [*pair.SERVER_FLAGS, "--speculative-draft-model-path", str(pair.DRAFT), "--step-time-profile", "off"]

@@ -13,9 +13,12 @@ import torch
 pytest.importorskip("sglang")
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
+import gpu_serving  # noqa: E402
 import gpu_timings  # noqa: E402
 
 from dspark_sglang import draft_graph  # noqa: E402
+from dspark_sglang.bench.session import Plan  # noqa: E402
+from sgl_dspark.errors import LaunchError  # noqa: E402
 from tests.support.drafts import tiny_config  # noqa: E402
 from tests.support.fake_graph import FakeGraph  # noqa: E402
 from tests.support.paged_reference import ReferencePagedPrefill  # noqa: E402
@@ -71,3 +74,37 @@ def test_the_draft_that_is_timed_is_the_one_that_serves(monkeypatch: pytest.Monk
     header = ["requests", "eager", "plan", "replay", "loop", "rank"]
     assert {len(row) for row in rows} == {len(header)}
     assert gpu_timings.table(header, rows).count("\n") == 3
+
+
+def test_workers_are_compared_on_equal_terms(tmp_path: Path) -> None:
+    flags = ["--dtype", "bfloat16", "--max-verify-budget", "20"]
+    plain, upstream, ours = gpu_serving.compose("target", "draft", flags, tmp_path)
+    assert [arm.name for arm in (plain, upstream, ours)] == ["plain", "upstream", "ours"]
+    assert [arm.environment.get("SGL_DSPARK_WORKER") for arm in (plain, upstream, ours)] == [None, "upstream", "ours"]
+    assert "--max-verify-budget" not in plain.command
+    assert "--speculative-draft-model-path" in upstream.command
+    assert "--attention-backend" not in ours.command
+    for arm in (plain, upstream, ours):
+        assert arm.command[-2 - 2 * (arm is not plain)] == "--dtype"
+
+
+def test_a_worker_that_does_not_serve_is_named_beside_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    def session(arms: Any, plan: Plan, runs: Any, log: Any) -> None:
+        started.append(arms[0].name)
+        if arms[0].name == "upstream":
+            raise LaunchError("it ended")
+
+    monkeypatch.setattr(gpu_serving, "run_session", session)
+    arms = gpu_serving.compose("target", "draft", [], tmp_path)
+    runs, failed = gpu_serving.compare(arms, Plan((), rounds=2))
+    assert started == ["plain", "upstream", "ours", "ours", "plain"]
+    assert failed == {"upstream": "it ended"}
+    totals = {"predicted_s": 0.9, "predicted_actual_s": 1.0, "timed_steps": 50}
+    arms[2].states.append({"totals": totals, "predicted": {"step_time_error": 0.05}, "mean_verify_len": None})
+    text = gpu_serving.page(arms, runs, failed)
+    assert "| 1 | 50 | 0.900 | 0.050 | - |" in text
+    assert "upstream did not serve: it ended" in text
