@@ -71,7 +71,7 @@ def test_flashinfers_order_is_another_law() -> None:
     one = [torch.tensor([v]) for v in request.values()]
     ours = target_probs(logits, *one)[0].double()
     other = renormalised_between(logits.softmax(-1)[0], 20, 0.8, 0.02)
-    assert float((ours - other).abs().sum()) / 2 > 0.02
+    assert float((ours - other).abs().sum()) / 2 > 0.1
 
 
 REQUEST = st.fixed_dictionaries(
