@@ -1,14 +1,17 @@
 #!/bin/sh
 # Run the GPU checks on a machine that has CUDA, torch and Triton but no package registry.
 #
-#   tools/gpu_session.sh [BUNDLE]      BUNDLE (default .gpu): wheels in whl/*.whl, archives *.tar.xz,
-#                                      prebuilt FlashInfer modules in aot/, a stand-in sgl_kernel in standin/
+#   tools/gpu_session.sh [BUNDLE [STEP ...]]   BUNDLE (default .gpu): wheels in whl/*.whl, archives *.tar.xz, prebuilt
+#                                              FlashInfer modules in aot/, a stand-in sgl_kernel in standin/
+#                                              STEP: kernels serving timings workers fp32 fp16 sanitizer; none: all
 #
 # Everything goes into a scratch folder; the machine's own Python is not changed. Results are written to $OUT (default
 # build/gpu). Each step has its own time limit; a table of what passed comes last, and the status is 1 if a step failed
 # or no GPU test ran. docs/gpu.md says what each step shows.
 set -u
 bundle=${1:-.gpu}
+[ "$#" -gt 0 ] && shift
+only=$*
 out=${OUT:-build/gpu}
 python=${PYTHON:-python3}
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
@@ -32,6 +35,13 @@ fi
 "$python" -m pip install -q --no-index --no-deps --no-build-isolation --target "$scratch" . || exit 1
 export PYTHONPATH="$root:$scratch${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK=1 SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=python
+# The ragged wrapper would choose a backend that is not prebuilt.
+export SGLANG_FLASHINFER_USE_PAGED=1
+# What compiles here compiles for this device alone, on all cores. A suffix opens what only this generation has.
+arch=$("$python" -c 'import torch; a, b = torch.cuda.get_device_capability(); print(f"{a}.{b}" + "a" * (a >= 9))') || exit 1
+export FLASHINFER_CUDA_ARCH_LIST="${FLASHINFER_CUDA_ARCH_LIST:-$arch}" MAX_JOBS="${MAX_JOBS:-$(nproc)}"
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+export CUDA_HOME="${CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$nvcc")")")}"
 
 summary="$out/summary"
 : > "$summary"
@@ -48,15 +58,22 @@ step() { # name, seconds, command...
 }
 run() { name=$1 limit=$2; shift 2; step "$name" "$limit" "$python" tools/gpu_tests.py -q -p no:cacheprovider "$@"; }
 
-# In order of value: kernels first, servers last.
-run kernels 150 --no-timings tests/gpu --ignore=tests/gpu/test_served_pair.py
-step timings 90 "$python" tools/gpu_timings.py --out "$out"
-run serving 200 --no-timings tests/gpu/test_served_pair.py
-if command -v compute-sanitizer > /dev/null; then
-    step sanitizer 120 compute-sanitizer --tool memcheck --error-exitcode 1 \
-        "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_replay.py -k "draft_replay and True"
-else
-    echo "sanitizer    not run: compute-sanitizer is not installed" >> "$summary"
+# In order of value: what is prebuilt (bf16) before what compiles here, kernels before servers. Together more than one
+# call of a borrowed machine lasts: name steps to run only these.
+wanted() { [ -z "$only" ] && return 0; case " $only " in *" $1 "*) return 0 ;; *) return 1 ;; esac; }
+wanted kernels && run kernels 150 --no-timings tests/gpu --ignore=tests/gpu/test_served_pair.py -k "not fp16"
+wanted serving && run serving 240 --no-timings tests/gpu/test_served_pair.py -k head_dim_64
+wanted timings && step timings 90 "$python" tools/gpu_timings.py --out "$out"
+wanted workers && step workers 240 "$python" tools/gpu_serving.py --out "$out" --rounds 1 --concurrency 1 16
+wanted fp32 && run fp32 120 --no-timings tests/gpu/test_served_pair.py -k fp32
+wanted fp16 && run fp16 240 --no-timings tests/gpu/test_flashinfer.py -k fp16
+if wanted sanitizer; then
+    if command -v compute-sanitizer > /dev/null; then
+        step sanitizer 120 compute-sanitizer --tool memcheck --error-exitcode 1 \
+            "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_replay.py -k "draft_replay and True"
+    else
+        echo "sanitizer    not run: compute-sanitizer is not installed" >> "$summary"
+    fi
 fi
 cat "$summary"
 exit "$failed"

@@ -3,31 +3,36 @@
     python tools/gpu_timings.py --out docs/results
 
 Attention exactly as long as what is verified, and planned for whole windows as serving plans it where only the device
-knows the lengths; a draft eager and replayed, and the share of its sequential loop; ranking. Medians of ``--repeats``
-with the lowest and highest in brackets. Refuses to run without a CUDA device and FlashInfer.
+knows the lengths; a draft one by one, its plan on the host, its replay, and the shares of the sequential loop and of
+ranking in that replay: all by the kernels that serve. Medians of ``--repeats`` with the lowest and highest in brackets.
+Refuses to run without a CUDA device and FlashInfer.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from dspark_sglang.allocate import admit_within
-from dspark_sglang.attention.flashinfer import Heads, PagedAttention, PageTable, unsupported, workspace_bytes
+from dspark_sglang.attention.flashinfer import Capacity, Heads, PagedAttention, PageTable, unsupported, workspace_bytes
 from dspark_sglang.attention.paged import build_paged
-from dspark_sglang.draft_graph import DraftGraphs, draft_step
+from dspark_sglang.draft_graph import draft_step
 from dspark_sglang.draft_inputs import DraftInputs
 from dspark_sglang.draft_kv import DraftKvPool
 from dspark_sglang.graphs import CudaGraph
+from dspark_sglang.kernels.admission import admit, survival_of
+from dspark_sglang.kernels.draft_block import sample_block
 from sgl_dspark.config import DrafterConfig
 from sgl_dspark.model.drafter import Drafter
-from sgl_dspark.sampling.block import sample_block
+from sgl_dspark.sampling.counter import DRAFT as DRAFT_STREAM
+from sgl_dspark.sampling.counter import counter_uniforms
 
 GAMMA, WARM_UPS = 7, 5
 HEADS = Heads(32, 8, 128, torch.bfloat16, 128**-0.5)
@@ -73,7 +78,23 @@ class Clock:
             last.record()
             last.synchronize()
             took.append(1000 * first.elapsed_time(last))
-        return f"{statistics.median(took):.0f} ({min(took):.0f}-{max(took):.0f})"
+        return shown(took)
+
+    def host(self, run: Callable[[], object]) -> str:
+        """Return microseconds that the host spends in ``run``, with nothing for it to wait for."""
+        took = []
+        for repeat in range(WARM_UPS + self.repeats):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            run()
+            if repeat >= WARM_UPS:
+                took.append(1e6 * (time.perf_counter() - began))
+        return shown(took)
+
+
+def shown(microseconds: Sequence[float]) -> str:
+    """Write median (lowest-highest)."""
+    return f"{statistics.median(microseconds):.0f} ({min(microseconds):.0f}-{max(microseconds):.0f})"
 
 
 def attention_rows(clock: Clock, device: torch.device) -> list[list[str]]:
@@ -123,28 +144,17 @@ def _drafter(device: torch.device) -> Drafter:
     return drafter
 
 
-def draft_rows(clock: Clock, device: torch.device) -> list[list[str]]:
-    """Time a draft of the shape of a 4-billion-parameter target's: eager, replayed, and its sequential loop alone."""
-    drafter = _drafter(device)
-    most = max(REQUESTS)
+def draft_rows(
+    clock: Any, device: torch.device, make_graph: Callable[[], Any] = CudaGraph, make_wrapper: Any = None
+) -> list[list[str]]:
+    """Time a draft of the shape of a 4-billion-parameter target's; see `report` for the columns."""
+    drafter, most = _drafter(device), max(REQUESTS)
     width = DRAFT_CONTEXT + GAMMA + 1
     table = torch.arange(most * width, device=device).view(most, width).int()
     pool = DraftKvPool(DRAFT, most * width, torch.bfloat16, device)
     inputs = DraftInputs.make(DRAFT, most, torch.bfloat16, device, 0)
     workspace = torch.empty(workspace_bytes(HEADS, most, most * 8), dtype=torch.uint8, device=device)
-    memory = torch.cuda.graph_pool_handle()
-    graphs = DraftGraphs(
-        drafter,
-        pool,
-        inputs,
-        PageTable(2 * most * width, device),
-        make_attention=lambda capacity: PagedAttention(HEADS, device, workspace, capacity),
-        make_graph=lambda: CudaGraph(memory),
-        count=lambda name: sys.exit(f"gpu timings: a draft did not run in its graph ({name})"),
-        shortlist=SHORTLIST,
-    )
-    graphs.capture(table)
-    eager = PagedAttention(HEADS, device, workspace)
+    pages = PageTable(2 * most * width, device)
     found = []
     for requests in REQUESTS:
         lengths, rows = [DRAFT_CONTEXT] * requests, torch.arange(requests, device=device)
@@ -158,21 +168,47 @@ def draft_rows(clock: Clock, device: torch.device) -> list[list[str]]:
             least=torch.zeros(requests, dtype=torch.int64),
             budget=requests * 3,
         )
-        plan = build_paged([GAMMA] * requests, [n + GAMMA for n in lengths], page_size=1, causal=False)
-        eager.plan(plan, table, rows)
-        view = inputs.tier(requests)
-        one_by_one = clock(lambda view=view: draft_step(drafter, pool, eager, view, greedy=False, shortlist=SHORTLIST))
-        replayed = clock(lambda n=lengths, r=rows: graphs.run(n, table, r, greedy=False))
-        hidden = torch.randn(requests, GAMMA, DRAFT.hidden_size, dtype=torch.bfloat16, device=device)
-        loop = clock(
-            lambda h=hidden, view=view: sample_block(
-                drafter, h, view.anchors, view.temperatures, shortlist=SHORTLIST, greedy="some"
+        capacity = Capacity(requests, requests * GAMMA, pages)
+        attention = PagedAttention(HEADS, device, workspace, capacity, make_wrapper)
+
+        def plan(lengths: list[int] = lengths, rows: torch.Tensor = rows, own: PagedAttention = attention) -> None:
+            made = build_paged(
+                [GAMMA] * len(lengths), [length + GAMMA for length in lengths], page_size=1, causal=False
             )
-        )
-        survival = torch.rand(requests, GAMMA, device=device).cumprod(1)
-        ranked = clock(lambda s=survival: admit_within(s, inputs.budget))
-        found.append([str(requests), one_by_one, replayed, loop, ranked])
+            own.plan(made, table, rows)
+
+        plan()
+        view = inputs.tier(requests)
+
+        def step(view: DraftInputs = view, own: PagedAttention = attention) -> object:
+            return draft_step(drafter, pool, own, view, greedy=False, shortlist=SHORTLIST)
+
+        replays = [_captured(make_graph, run) for run in (step, *_shares(drafter, view, device))]
+        found.append([str(requests), clock(step), clock.host(plan), *(clock(graph.replay) for graph in replays)])
     return found
+
+
+def _captured(make_graph: Callable[[], Any], run: Callable[[], object]) -> Any:
+    graph, kept = make_graph(), []
+    # What it returns lies in the graph's memory, which must not be handed out again.
+    graph.capture(lambda: kept.append(run()))
+    graph.kept = kept
+    return graph
+
+
+def _shares(drafter: Drafter, view: DraftInputs, device: torch.device) -> list[Callable[[], object]]:
+    """Give the sequential loop of a draft, and its ranking, as `draft_step` runs them."""
+    requests = view.requests
+    hidden = torch.randn(requests, GAMMA, DRAFT.hidden_size, dtype=torch.bfloat16, device=device)
+    logits, ones = torch.randn(requests, GAMMA, device=device), torch.ones(requests, GAMMA, device=device)
+
+    def loop() -> object:
+        uniforms = counter_uniforms(view.seed, view.step, requests, GAMMA, DRAFT_STREAM)
+        return sample_block(
+            drafter, hidden, view.anchors, view.temperatures, shortlist=SHORTLIST, uniforms=uniforms, greedy="some"
+        )
+
+    return [loop, lambda: admit(survival_of(logits, ones, torch.zeros_like(ones)), view.budget)]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -198,9 +234,11 @@ plans the verified rows alone; *window* plans {GAMMA + 1} rows a request and gat
 {table(["requests", "context", "verified", "exact", "window"], attention)}
 
 A draft of {DRAFT.num_hidden_layers} layers of width {DRAFT.hidden_size}, gamma {GAMMA}, shortlist {SHORTLIST}, context
-{DRAFT_CONTEXT}, sampled. *Loop* is base logits and the left-to-right sampling, eager; *rank* the admission, eager:
+{DRAFT_CONTEXT}, sampled. *Eager* launches its operations one by one; *plan* is the host's time for the attention's plan
+before a replay; *replay* the captured draft alone, of which *loop* (base logits and the left-to-right sampling) and
+*rank* (survival and admission) are shares, each captured and replayed by itself:
 
-{table(["requests", "eager", "replayed", "loop", "rank"], drafts)}
+{table(["requests", "eager", "plan", "replay", "loop", "rank"], drafts)}
 """
 
 

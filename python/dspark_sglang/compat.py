@@ -149,6 +149,17 @@ def greedy_requests(requests: Any) -> np.ndarray:
     return np.array([request.sampling_params.top_k <= 1 for request in requests], bool)
 
 
+def host_sampling(requests: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return temperatures (0 if greedy), top-ks, top-ps and min-ps [R] of requests, from their own parameters."""
+    found = [request.sampling_params for request in requests]
+    return (
+        torch.tensor([0.0 if p.top_k <= 1 else p.temperature for p in found]),
+        torch.tensor([p.top_k for p in found]),
+        torch.tensor([p.top_p for p in found]),
+        torch.tensor([p.min_p for p in found]),
+    )
+
+
 def request_identities(batch: ScheduleBatch, runner: ModelRunner) -> tuple[Tensor, Tensor]:
     """Return each request's row of the request pool and the row's generation, int64 [R] on the host.
 

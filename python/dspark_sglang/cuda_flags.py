@@ -1,4 +1,4 @@
-"""Flags that `dspark serve` adds on a CUDA machine, unless the operator chose an attention backend."""
+"""Flags that `dspark serve` adds on a CUDA machine, unless the operator chose otherwise."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dspark_sglang import selection
 from dspark_sglang.attention import CUDA_BACKEND_NAME
+from dspark_sglang.command_line import flag_value
 
 if TYPE_CHECKING:
     from dspark_sglang.launch import LaunchPlan
@@ -17,16 +18,27 @@ _GRAPH_FLAGS = ("--cuda-graph-backend-decode", "--cuda-graph-backend-prefill")
 _GRAPH_SETTINGS = (*_GRAPH_FLAGS, "--disable-cuda-graph", "--cuda-graph-config")
 
 
-def for_cuda(plan: LaunchPlan) -> LaunchPlan:
-    """Return the plan with our attention backend chosen, and SGLang's own graphs off.
+# The law that our verification follows (`sgl_dspark.sampling.warp`). SGLang draws the first token of an answer itself,
+# and on CUDA its default, flashinfer, renormalises between top-k, top-p and min-p: another law.
+SAMPLING_BACKEND = "pytorch"
+_SAMPLING_FLAG = "--sampling-backend"
 
-    As it was, where another backend, another worker or no speculation is asked for: with SGLang's own backends whole
-    blocks are verified.
+
+def for_cuda(plan: LaunchPlan) -> LaunchPlan:
+    """Return the plan with SGLang's sampler on our law, our attention backend chosen, and SGLang's own graphs off.
+
+    The sampler is set for the target alone too, so that ``--plain`` answers by the same law. A sampler that was named
+    stays: `preflight.refuse_flags` refuses it where we verify. The rest is as it was where another backend, another
+    worker or no speculation is asked for: with SGLang's own backends whole blocks are verified.
     """
     given = {argument.partition("=")[0] for argument in plan.arguments}
-    if not plan.speculative or selection.worker_choice() != selection.OURS or given & set(_BACKEND_FLAGS):
-        return plan
-    added = ["--attention-backend", CUDA_BACKEND_NAME]
-    if not given & set(_GRAPH_SETTINGS):
-        added += [part for flag in _GRAPH_FLAGS for part in (flag, "disabled")]
-    return replace(plan, arguments=[*plan.arguments, *added])
+    ours = plan.speculative and selection.worker_choice() == selection.OURS
+    plain = flag_value(plan.arguments, "--speculative-algorithm") is None
+    added = []
+    if (ours or plain) and _SAMPLING_FLAG not in given:
+        added += [_SAMPLING_FLAG, SAMPLING_BACKEND]
+    if ours and not given & set(_BACKEND_FLAGS):
+        added += ["--attention-backend", CUDA_BACKEND_NAME]
+        if not given & set(_GRAPH_SETTINGS):
+            added += [part for flag in _GRAPH_FLAGS for part in (flag, "disabled")]
+    return replace(plan, arguments=[*plan.arguments, *added]) if added else plan

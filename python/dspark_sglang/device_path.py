@@ -21,7 +21,7 @@ from dspark_sglang.attention.paged import build_paged
 from dspark_sglang.compat_target import flat_verify_batch, forward_target_flat, forward_target_model
 from dspark_sglang.draft_graph import Drafted, DraftGraphs, draft_step
 from dspark_sglang.draft_inputs import DraftInputs
-from dspark_sglang.graphs import CudaGraph, staged
+from dspark_sglang.graphs import CudaGraph, sent_to
 from dspark_sglang.running import Proposal, Running
 from dspark_sglang.sampling_bridge import spread
 from dspark_sglang.target_graph import Round, TargetGraphs, Verified, verify_eagerly
@@ -76,7 +76,13 @@ def build_device_path(
     if reason is not None:
         logger.warning("lengths are ranked on the device and graphs captured only with FlashInfer: %s", reason)
         return None
-    return DevicePath(worker, backend, heads, make_wrapper, make_graph)
+    try:
+        return DevicePath(worker, backend, heads, make_wrapper, make_graph)
+    # Above all too little memory for its buffers: then the server serves without, as it does where a capture fails.
+    except Exception:  # noqa: BLE001
+        logger.warning("steps are ranked on the host and nothing is captured: buffers failed", exc_info=True)
+        worker.count_fallback("device_path_failed")
+        return None
 
 
 class DevicePath:
@@ -151,7 +157,7 @@ class DevicePath:
         prefix_lens, slots, kinds, room, least = layout.prefix_lens, layout.slots, running.kinds, plan.room, plan.least
         temperatures = rows.draft_temperatures
         if drafted is not None:
-            places, own = drafted.numpy(), staged(drafted, anchors.device).to(anchors.device, non_blocking=True)
+            places, own = drafted.numpy(), sent_to(drafted, anchors.device)
             anchors, seq_lens, request_rows = anchors[own], seq_lens[own], request_rows[own]
             slots, temperatures = slots[own], temperatures[own]
             prefix_lens, kinds = [prefix_lens[r] for r in places], kinds[places]
@@ -245,7 +251,9 @@ class DevicePath:
 
     def commit(self, features: Tensor, window: DeviceWindow) -> None:
         """Keep the verified rows for the next draft to write; rejected ones are written over by later rounds."""
-        self.inputs.commit(features, window.pack(window.positions), window.pack(window.slots))
+        # Rows that only fill the verification's tier come last, and may be more than the draft's tier has room for.
+        rows = min(len(features), window.positions.numel())
+        self.inputs.commit(features[:rows], window.pack(window.positions)[:rows], window.pack(window.slots)[:rows])
 
     def _layers(self, flat: FlatVerify) -> tuple[Tensor, Tensor]:
         """Run the target over rows whose attention has been planned: what a graph captures."""

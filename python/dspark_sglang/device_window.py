@@ -14,7 +14,7 @@ import torch
 from dspark_sglang.attention.cuda import RowMap
 from dspark_sglang.attention.tiles import PADDING_SLOT
 from dspark_sglang.attention.window import FlatTokens, PlannedRows, planned_slots
-from dspark_sglang.graphs import staged
+from dspark_sglang.graphs import sent_to
 from dspark_sglang.verify import VerifyInput
 
 if TYPE_CHECKING:
@@ -152,5 +152,5 @@ def planned_row_index(bounds: Sequence[int], device: torch.device) -> tuple[Tens
     firsts = np.cumsum(counts) - counts
     owners = np.repeat(np.arange(len(counts)), counts)
     depths = np.arange(len(owners)) - firsts[owners]
-    joined = staged(torch.from_numpy(np.concatenate([owners, depths, firsts])), device).to(device, non_blocking=True)
+    joined = sent_to(torch.from_numpy(np.concatenate([owners, depths, firsts])), device)
     return joined[: len(owners)], joined[len(owners) : 2 * len(owners)], joined[2 * len(owners) :]

@@ -10,6 +10,7 @@ Shape legend: S request slots of a tier, G = gamma, W = gamma + 1, F = target fe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -161,26 +162,25 @@ class DraftGraphs:
     def capture(self, req_to_token: Tensor) -> int:
         """Capture every tier, largest first, so that smaller ones find memory to share; returns how many graphs."""
         for tier in reversed(self.tiers):
-            attention = self._make_attention(Capacity(tier, tier * self.gamma, self._table))
-            self._attention[tier] = attention
-            self._plan(tier, [], req_to_token, self.inputs.anchors[:0])
             for greedy in (True, False):
-                key = (tier, greedy)
-
-                def run(key: tuple[int, bool] = key, attention: PagedAttention = attention) -> None:
-                    self._results[key] = draft_step(
-                        self._drafter,
-                        self._pool,
-                        attention,
-                        self.inputs.tier(key[0]),
-                        greedy=key[1],
-                        shortlist=self._shortlist,
-                    )
-
-                if not self._captured.capture(key, run):
-                    self._results.pop(key, None)
+                prepare = partial(self._prepare, tier, req_to_token, greedy=greedy)
+                if not self._captured.capture((tier, greedy), prepare):
+                    self._results.pop((tier, greedy), None)
                     return len(self._captured)
         return len(self._captured)
+
+    def _prepare(self, tier: int, req_to_token: Tensor, *, greedy: bool) -> Callable[[], None]:
+        if tier not in self._attention:
+            self._attention[tier] = self._make_attention(Capacity(tier, tier * self.gamma, self._table))
+            self._plan(tier, [], req_to_token, self.inputs.anchors[:0])
+        attention, inputs, shortlist = self._attention[tier], self.inputs.tier(tier), self._shortlist
+
+        def run() -> None:
+            self._results[tier, greedy] = draft_step(
+                self._drafter, self._pool, attention, inputs, greedy=greedy, shortlist=shortlist
+            )
+
+        return run
 
     def _plan(self, tier: int, prefix_lens: Sequence[int], req_to_token: Tensor, request_rows: Tensor) -> None:
         plan = build_paged(

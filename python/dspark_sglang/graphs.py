@@ -72,6 +72,11 @@ def staged(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory() if device.type == "cuda" and values.device.type == "cpu" else values
 
 
+def sent_to(values: Tensor, device: torch.device) -> Tensor:
+    """Give ``values`` of the host on ``device``, copied without waiting for its stream; as they are on a CPU."""
+    return staged(values, device).to(device, non_blocking=True)
+
+
 def request_tiers(most: int) -> list[int]:
     """List the request counts, ascending up to ``most``, for which draft graphs exist: padding stays below a half."""
     sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 128, 16), *range(128, 4096, 64)]
@@ -124,8 +129,15 @@ class Captured:
         self._graphs: dict[object, Graph] = {}
         self.missing: str | None = None
 
-    def capture(self, key: object, run: Callable[[], None]) -> bool:
-        """Capture ``run`` under ``key``; False if it could not be, or nothing more is tried."""
+    def capture(self, key: object, prepare: Callable[[], Callable[[], None]]) -> bool:
+        """Capture what ``prepare`` returns under ``key``; False if it could not be, or nothing more is tried.
+
+        Parameters
+        ----------
+        prepare : callable
+            Makes buffers and plans of this graph, and returns what it records. Called only if there is memory, and
+            what it raises counts as a failed capture.
+        """
         if self.missing is not None:
             return False
         if not enough_memory(self._device):
@@ -137,12 +149,14 @@ class Captured:
             )
             self.missing = f"{self.what}_graph_memory"
             return False
-        graph = self._make()
         try:
+            run = prepare()
+            graph = self._make()
             graph.capture(run)
-        except RuntimeError as error:
-            # Out of memory is one too. What was captured before stays valid.
-            logger.warning("%s graphs: capture of %s failed, steps run without: %s", self.what, key, error)
+        # Whatever a kernel's compiler, FlashInfer's planner or the driver raises, the server serves without graphs.
+        except Exception:  # noqa: BLE001
+            # What was captured before stays valid.
+            logger.warning("%s graphs: capture of %s failed, steps run without", self.what, key, exc_info=True)
             self.missing = f"{self.what}_graph_failed"
             return False
         self._graphs[key] = graph

@@ -53,6 +53,12 @@ _REFUSED_FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda a: a.device == "cpu" and str(a.kv_cache_dtype).startswith("fp"),
         "the CPU attention backend reads keys and values in the model's own type",
     ),
+    (
+        "--sampling-backend",
+        # The CUDA default, flashinfer, is resolved to its name before this; see `cuda_flags`.
+        lambda a: a.sampling_backend not in (None, "pytorch"),
+        "an answer's first token would follow another law than its rest under any but pytorch, which dspark serve sets",
+    ),
     ("--enable-pdmux", lambda a: bool(a.enable_pdmux), "its split prefill does not feed the draft"),
     (
         "--tokenizer-worker-num",

@@ -52,6 +52,8 @@ class RowSampling:
     seeded : SeededRequests or None
     adjusted : bool [R], numpy, or None
         Requests whose law or acceptance is not that of plain sampling; None if there are none.
+    on_host : (temperatures, top_ks, top_ps, min_ps) or None
+        The host's own copies, where any request has a filter and the tensors are on an accelerator.
     """
 
     greediness: Greediness
@@ -63,10 +65,19 @@ class RowSampling:
     filtered: bool
     seeded: SeededRequests | None = None
     adjusted: np.ndarray | None = None
+    on_host: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     @classmethod
-    def of(cls, info: SamplingBatchInfo, adjustments: StepAdjustments | None = None) -> RowSampling:
-        """Read the parameters of a batch; SGLang writes greedy as top-k 1 at temperature 1."""
+    def of(
+        cls,
+        info: SamplingBatchInfo,
+        adjustments: StepAdjustments | None = None,
+        requests: Sequence[Any] | None = None,
+    ) -> RowSampling:
+        """Read the parameters of a batch; SGLang writes greedy as top-k 1 at temperature 1.
+
+        ``requests`` are SGLang's, from whose own parameters an accelerator need not be asked.
+        """
         greedy_rows = info.top_ks <= 1
         temperatures = info.temperatures.view(-1)
         greediness: Greediness = "all" if info.is_all_greedy else "some" if info.is_any_greedy else "none"
@@ -76,7 +87,10 @@ class RowSampling:
         seeded = adjustments.seeded if adjustments is not None else None
         adjusted = adjustments.adjusted if adjustments is not None else None
         filters = (info.top_ks, info.top_ps, info.min_ps)
-        return cls(greediness, greedy_rows, temperatures, *filters, filtered, seeded, adjusted)
+        on_host = None
+        if filtered and requests is not None and temperatures.device.type != "cpu":
+            on_host = compat.host_sampling(requests)
+        return cls(greediness, greedy_rows, temperatures, *filters, filtered, seeded, adjusted, on_host)
 
     @classmethod
     def greedy(cls, requests: int, device: torch.device) -> RowSampling:
@@ -128,8 +142,12 @@ class RowSampling:
             window.per_row(values, logits.shape[0])
             for values in (self.draft_temperatures, self.top_ks, self.top_ps, self.min_ps)
         ]
-        # Sync: with filters, their bounds are read back (free on a CPU).
-        filters = None if self.filtered else Filters(0, False, False, True, self.greediness)
+        filters = None
+        if not self.filtered:
+            filters = Filters(0, False, False, True, self.greediness)
+        elif self.on_host is not None:
+            # On a CPU they are read off the tensors, which is free there.
+            filters = Filters.of(*self.on_host, logits.shape[1])
         return target_probs(logits, *per_row, filters=filters)
 
 

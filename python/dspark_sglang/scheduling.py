@@ -18,6 +18,7 @@ import torch
 from dspark_sglang import compat, policy_codec
 from dspark_sglang.allocation import Allocator, DevicePlan
 from dspark_sglang.endings import Endings
+from dspark_sglang.graphs import sent_to
 from dspark_sglang.ledger import Ledger
 from dspark_sglang.rank_sync import RankSync
 from dspark_sglang.relay import ConfidenceRelay
@@ -212,7 +213,7 @@ class VerifyScheduler:
             slots, generations, kinds = step.slots, step.generations, step.kinds
             logits, drafts = block.confidence_logits, block.tokens
             if step.drafted is not None:
-                rows, on_device = step.drafted.numpy(), step.drafted.to(drafts.device)
+                rows, on_device = step.drafted.numpy(), sent_to(step.drafted, drafts.device)
                 slots, generations, kinds = slots[rows], generations[rows], kinds[rows]
                 logits, drafts = logits[on_device], drafts[on_device]
             step.sent = self._relay.send(step.number, slots, generations, kinds, logits, drafts, step.ranked)

@@ -10,6 +10,7 @@ Shape legend: S request slots of a tier (R of them taken), W = gamma + 1 columns
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,13 +82,6 @@ class Verified:
     window: DeviceWindow
 
 
-@dataclass(frozen=True)
-class _Results:
-    flat: FlatVerify
-    logits: Tensor
-    features: Tensor
-
-
 class TargetGraphs:
     """Verifications of a whole server.
 
@@ -131,7 +125,8 @@ class TargetGraphs:
         self._counting = torch.arange(max(self.tiers[-1], requests * width), device=device)
         self._buffers = _buffers(requests, width, device)
         self._attention: dict[int, PagedAttention] = {}
-        self._results: dict[int, _Results] = {}
+        self._flat: dict[int, FlatVerify] = {}
+        self._outputs: tuple[Tensor, Tensor] | None = None
         self._captured = Captured("target", make_graph, device)
 
     @property
@@ -145,28 +140,42 @@ class TargetGraphs:
 
     def buffers(self) -> list[Tensor]:
         """List what a replay may read besides weights, pools and the attention's plan."""
-        return [*vars(self._buffers).values(), self._counting]
+        return [*vars(self._buffers).values(), self._counting, *(self._outputs or ())]
 
     @torch.no_grad()
     def capture(self, req_to_token: Tensor) -> int:
         """Capture every tier, largest first; returns how many there are."""
         for tier in reversed(self.tiers):
-            slots = self.slots_of(tier)
-            attention = self._make_attention(Capacity(slots, slots * self._width, self._table))
-            self._attention[tier] = attention
-            # The most rows there can be, which FlashInfer keeps as the bound; row 0 of the slot table is nobody's.
-            plan = build_paged([self._width] * slots, [self._width] * slots, page_size=self._page_size, causal=True)
-            attention.plan(plan, req_to_token, torch.zeros(slots, dtype=torch.int64, device=req_to_token.device))
-
-            def run(tier: int = tier, attention: PagedAttention = attention) -> None:
-                flat = FlatVerify.of(self._views(tier), self._counting, tier)
-                self._prepare(attention.run, flat.row_map)
-                self._results[tier] = _Results(flat, *self._forward(flat))
-
-            if not self._captured.capture(tier, run):
-                self._results.pop(tier, None)
+            if not self._captured.capture(tier, partial(self._prepare_tier, tier, req_to_token)):
+                self._flat.pop(tier, None)
+                if not self._flat:
+                    self._outputs = None
                 break
         return len(self._captured)
+
+    def _prepare_tier(self, tier: int, req_to_token: Tensor) -> Callable[[], None]:
+        slots = self.slots_of(tier)
+        attention = self._make_attention(Capacity(slots, slots * self._width, self._table))
+        self._attention[tier] = attention
+        # The most rows there can be, which FlashInfer keeps as the bound; row 0 of the slot table is nobody's.
+        plan = build_paged([self._width] * slots, [self._width] * slots, page_size=self._page_size, causal=True)
+        attention.plan(plan, req_to_token, torch.zeros(slots, dtype=torch.int64, device=req_to_token.device))
+
+        def run() -> None:
+            flat = FlatVerify.of(self._views(tier), self._counting, tier)
+            self._prepare(attention.run, flat.row_map)
+            self._flat[tier] = flat
+            self._keep(*self._forward(flat))
+
+        return run
+
+    def _keep(self, logits: Tensor, features: Tensor) -> None:
+        """Copy results to where every tier's are, so that graphs share the memory that they were computed in."""
+        if self._outputs is None:
+            # By a warm-up of the largest tier, which comes first: outside of the graphs' memory.
+            self._outputs = torch.empty_like(logits), torch.empty_like(features)
+        for kept, found in zip(self._outputs, (logits, features), strict=True):
+            kept[: len(found)].copy_(found)
 
     def _views(self, tier: int) -> VerifyInputs:
         slots, own = self.slots_of(tier), self._buffers
@@ -200,7 +209,7 @@ class TargetGraphs:
         Returns
         -------
         Verified or None
-            Valid until the next replay; None, with the reason counted, if no graph fits.
+            In memory that the next replay of any tier overwrites; None, with the reason counted, if no graph fits.
         """
         reason, tier = self.obstacle(step), tier_above(self.tiers, step.most)
         if reason is not None or tier is None:
@@ -212,8 +221,9 @@ class TargetGraphs:
         self._attention[tier].plan(plan, req_to_token, step.request_rows)
         self._load(step, slots)
         self._captured.replay(tier)
-        results = self._results[tier]
-        return Verified(results.logits, results.features, self._views(tier).window(results.flat.tokens, requests))
+        assert self._outputs is not None
+        logits, features = (kept[:tier] for kept in self._outputs)
+        return Verified(logits, features, self._views(tier).window(self._flat[tier].tokens, requests))
 
     def _load(self, step: Round, slots: int) -> None:
         given, own = step.inputs(), self._buffers

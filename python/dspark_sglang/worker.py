@@ -1,7 +1,7 @@
 """The DSPARK worker: one decode step, readable top to bottom.
 
 SGLang's scheduler drives it through the speculative V2 contract, with overlap
-scheduling on: nothing here waits for a result of the device.
+scheduling on: nothing here waits for a result of the device, but for steps that the host ranks on an accelerator.
 
 Shape legend: R requests, G = gamma drafts, T = sum of verify_lens, V vocabulary.
 """
@@ -23,6 +23,7 @@ from dspark_sglang.config import SchedulingConfig, WorkerConfig
 from dspark_sglang.device_path import DevicePath, build_device_path
 from dspark_sglang.draft_kv import DraftKvPool
 from dspark_sglang.fingerprint import default_profile, worker_fingerprint
+from dspark_sglang.graphs import sent_to
 from dspark_sglang.knowledge import Knowledge
 from dspark_sglang.metrics import recording
 from dspark_sglang.packed_weights import row_sizes
@@ -228,7 +229,8 @@ class DsparkWorker(ContractWorker):
                 torch.arange(prefix, prefix + length)
                 for prefix, length in zip(batch.prefix_lens, batch.extend_lens, strict=True)
             ]
-        ).to(self.device)
+        )
+        positions = sent_to(positions, self.device)
         self.adjuster.before_prefill(batch)
         result = compat.forward_target_prefill(self._target_worker, batch)
         self.adjuster.after_prefill(batch, result.next_token_ids)
@@ -242,7 +244,7 @@ class DsparkWorker(ContractWorker):
 
     def _decode(self, batch: ScheduleBatch, publish: Callable[..., None], barrier: Callable[[], None] | None) -> Any:
         adjustments = self.adjuster.begin(batch, barrier)
-        rows = RowSampling.of(batch.sampling_info, adjustments)
+        rows = RowSampling.of(batch.sampling_info, adjustments, batch.reqs)
         layout = self.parts.layout(batch.seq_lens, batch.seq_lens_cpu, batch.req_pool_indices)
         step = self.scheduler.begin(batch, rows)
         plan = device_decode.plan_for(self, step, adjusted=adjustments is not None)

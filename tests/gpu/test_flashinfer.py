@@ -22,7 +22,7 @@ def _flashinfer() -> None:
 
 
 class Case:
-    """Requests over whole pages in random order; slots of nobody hold NaN."""
+    """Requests over whole pages in random order; the page of nobody holds NaN."""
 
     def __init__(self, heads: Heads, q_lens: list[int], prefix: list[int], seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -39,6 +39,7 @@ class Case:
         total = (sum(counts) + 1) * page
         shape = (2, total, heads.keys, heads.dim)
         self.keys, self.values = torch.randn(shape, generator=generator).to(heads.dtype)
+        self.keys[:page] = self.values[:page] = torch.nan
         # A page's tail is loaded with it, and must not show: FlashInfer masks it by length, not by weight.
         queries = torch.randn(sum(q_lens), heads.queries, heads.dim, generator=generator)
         self.queries = queries.to(heads.dtype)
@@ -58,7 +59,8 @@ def attention_of(heads: Heads, capacity: Capacity | None = None) -> PagedAttenti
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+# By name, so that what is prebuilt can run first.
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize(("dim", "queries", "keys"), [(64, 9, 3), (128, 8, 2), (128, 4, 4)])
 def test_plans_of_changing_lengths(
     dim: int, queries: int, keys: int, dtype: torch.dtype, page_size: int, causal: bool
@@ -98,3 +100,17 @@ def test_replays_follow_plans_made_after_capture(page_size: int, causal: bool) -
         attention.plan(plan, case.table.cuda(), torch.arange(len(q_lens), device=CUDA))
         graph.replay()
         case.check(heads, attention, out[-1], causal=causal)
+
+
+def test_other_rows_than_planned_are_refused() -> None:
+    heads = Heads(8, 2, 128, torch.bfloat16, 128**-0.5)
+    attention, case = attention_of(heads), Case(heads, [2, 3], [5, 6], 0)
+    plan = build_paged([2, 3], case.kv_lens, page_size=1, causal=True)
+    attention.plan(plan, case.table.cuda(), torch.arange(2, device=CUDA))
+    wrapper, paged = attention._wrapper, [pool.cuda().unsqueeze(1) for pool in (case.keys, case.values)]
+    for rows in (4, 6):
+        queries = torch.zeros(rows, heads.queries, heads.dim, dtype=heads.dtype, device=CUDA)
+        with pytest.raises(ValueError, match="query rows"):
+            attention.run(queries, case.keys.cuda(), case.values.cuda())
+        with pytest.raises(ValueError, match=r"does not match qo_indptr"):
+            wrapper.run(queries, tuple(paged))

@@ -7,6 +7,7 @@ import torch
 
 from dspark_sglang.kernels import admission, draft_block, rejection
 from dspark_sglang.kernels.choice import interpreted
+from sgl_dspark.sampling.counter import ACCEPT, DRAFT, counter_uniforms
 from tests.support import kernel_checks as checks
 
 pytestmark = [
@@ -69,9 +70,16 @@ def test_context_kv(dtype: torch.dtype, tokens: int, head_dim: int) -> None:
 
 def a_step(inputs: dict[str, torch.Tensor], drafter: checks.TinyDrafter) -> tuple[torch.Tensor, ...]:
     """Draft, admit and verify without reading anything back."""
-    counter = inputs["counter"]
+    seed, number = inputs["counter"]
+    rows, gamma = inputs["h"].shape[:2]
     block = draft_block.sample_block(
-        drafter, inputs["h"], inputs["anchors"], inputs["temperatures"], shortlist=20, counter=counter, greedy="some"
+        drafter,
+        inputs["h"],
+        inputs["anchors"],
+        inputs["temperatures"],
+        shortlist=20,
+        uniforms=counter_uniforms(seed, number, rows, gamma, DRAFT),
+        greedy="some",
     )
     ones = torch.ones_like(block.confidence_logits)
     survival = admission.survival_of(block.confidence_logits, ones, torch.zeros_like(ones))
@@ -83,7 +91,7 @@ def a_step(inputs: dict[str, torch.Tensor], drafter: checks.TinyDrafter) -> tupl
         target_probs=inputs["target"],
         greedy_rows=inputs["temperatures"] == 0,
         greedy="some",
-        counter=counter,
+        uniforms=counter_uniforms(seed, number, rows, gamma + 1, ACCEPT),
     )
     return block.tokens, lens, verdict.accept_lens, verdict.out_tokens
 

@@ -18,15 +18,25 @@ pytestmark = pytest.mark.gpu
 DTYPE, DIM, W, WIDTH = torch.bfloat16, 64, 5, 40
 
 
-def draft_world() -> World:
+def draft_world(head: str = "gated", shortlist: int | None = None) -> World:
     device = torch.device("cuda")
     pool = torch.cuda.graph_pool_handle()
-    return World(None, device=device, dtype=DTYPE, head_dim=DIM, make_wrapper=None, make_graph=lambda: CudaGraph(pool))
+    return World(
+        shortlist,
+        head=head,
+        device=device,
+        dtype=DTYPE,
+        head_dim=DIM,
+        make_wrapper=None,
+        make_graph=lambda: CudaGraph(pool),
+    )
 
 
+# The vanilla head over a shortlist is drawn by a Triton kernel, anything else by torch.
+@pytest.mark.parametrize(("head", "shortlist"), [("vanilla", 9), ("gated", None)])
 @pytest.mark.parametrize("greedy", [True, False])
-def test_draft_replay_equals_eager(greedy: bool) -> None:
-    world, twin = draft_world(), draft_world()
+def test_draft_replay_equals_eager(greedy: bool, head: str, shortlist: int | None) -> None:
+    world, twin = draft_world(head, shortlist), draft_world(head, shortlist)
     assert world.graphs.capture(world.table) == 2 * len(request_tiers(MOST))
     # A twin without graphs takes the same way through the same buffers.
     for number, count in enumerate((3, 4, 1, 2), start=1):
@@ -41,8 +51,9 @@ def test_draft_replay_equals_eager(greedy: bool) -> None:
     assert not world.fallbacks
 
 
-def test_draft_numbers_are_fresh_at_every_replay() -> None:
-    world = draft_world()
+@pytest.mark.parametrize(("head", "shortlist"), [("vanilla", 30), ("gated", None)])
+def test_draft_numbers_are_fresh_at_every_replay(head: str, shortlist: int | None) -> None:
+    world = draft_world(head, shortlist)
     world.graphs.capture(world.table)
     step = world.step(9, 4)
     step.temperatures.fill_(50.0)

@@ -52,6 +52,28 @@ def check(logits: Tensor, requested: list[dict[str, float]]) -> None:
     assert not different[cut_below_one].any()
 
 
+def renormalised_between(law: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """Filter one row [V] in the order of SGLang's flashinfer backend: each set is taken of what the last one left."""
+    law, ids = law.double().sort(descending=True)
+    law[top_k:] = 0
+    law /= law.sum()
+    law[law.cumsum(0) - law > top_p] = 0
+    law /= law.sum()
+    law[law < min_p * law[0]] = 0
+    return torch.zeros_like(law).scatter_(0, ids, law / law.sum())
+
+
+def test_flashinfers_order_is_another_law() -> None:
+    """Why `dspark serve` sets the pytorch sampler on CUDA: a first token by one law and the rest by another."""
+    logits = torch.randn(1, 1000, generator=torch.Generator().manual_seed(0))
+    request = {"temperature": 1.0, "top_k": 20, "top_p": 0.8, "min_p": 0.02}
+    check(logits, [request])
+    one = [torch.tensor([v]) for v in request.values()]
+    ours = target_probs(logits, *one)[0].double()
+    other = renormalised_between(logits.softmax(-1)[0], 20, 0.8, 0.02)
+    assert float((ours - other).abs().sum()) / 2 > 0.1
+
+
 REQUEST = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0.0, 0.3, 1.0, 1.7]),

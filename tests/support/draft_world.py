@@ -54,11 +54,12 @@ class World:
     dtype: torch.dtype = torch.float32
     head_dim: int = 6
     make_wrapper: Any = ReferencePagedPrefill
+    head: str = "gated"
     fallbacks: Counter[str] = field(default_factory=Counter)
     graphs_made: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.drafter = tiny_drafter("gated", head_dim=self.head_dim, dtype=self.dtype).to(self.device)
+        self.drafter = tiny_drafter(self.head, head_dim=self.head_dim, dtype=self.dtype).to(self.device)
         self.drafter.fuse_for_serving()
         config = self.drafter.config
         self.gamma = config.gamma

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,17 +17,18 @@ from tests.support.server import ServerProcess, concurrently
 SAMPLES, TOKENS, AT_ONCE = 800, 6, 50
 
 
-def check(prompt: Sequence[int], answers: Sequence[Sequence[int]], alpha: float) -> ChiSquare:
-    """Test ``SAMPLES`` answers of ``TOKENS`` tokens at temperature 1."""
-    law = partition(prompt, TOKENS, least=5 / SAMPLES)
+def check(prompt: Sequence[int], answers: Sequence[Sequence[int]], alpha: float, **sampling: Any) -> ChiSquare:
+    """Test ``SAMPLES`` answers of ``TOKENS`` tokens, at temperature 1 by itself."""
+    law = partition(prompt, TOKENS, least=5 / SAMPLES, **sampling)
     seen = Counter(cell_of(answer, law) for answer in answers)
     return chi_square(
         np.array([seen[cell] for cell in law]), np.array(list(law.values())), effect_size=0.3, alpha=alpha
     )
 
 
-def sampled(server: ServerProcess, prompt: list[int], alpha: float) -> ChiSquare:
-    """Serve the answers and test them."""
-    path, payload = pair.generate(prompt, temperature=1.0, max_new_tokens=TOKENS, n=AT_ONCE, ignore_eos=True)
+def sampled(server: ServerProcess, prompt: list[int], alpha: float, **sampling: Any) -> ChiSquare:
+    """Serve the answers and test them; ``sampling`` are filters and temperature."""
+    settings = {"temperature": 1.0, **sampling}
+    path, payload = pair.generate(prompt, **settings, max_new_tokens=TOKENS, n=AT_ONCE, ignore_eos=True)
     answers = concurrently(lambda _: server.ask(path, payload), range(SAMPLES // AT_ONCE), 4)
-    return check(prompt, [one["output_ids"] for answer in answers for one in answer], alpha)
+    return check(prompt, [one["output_ids"] for answer in answers for one in answer], alpha, **settings)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from dspark_sglang import allocate
 from dspark_sglang.kernels import admission, context_kv, draft_block, rejection
-from dspark_sglang.kernels.counter import DRAFT, step_uniforms
 from sgl_dspark.sampling import rejection as rejection_reference
 from sgl_dspark.sampling.block import DraftBlock
 from sgl_dspark.sampling.block import sample_block as sample_block_reference
+from sgl_dspark.sampling.counter import DRAFT, counter_uniforms
 from tests.support.drafts import tiny_drafter
 from tests.support.tiny_draft import TinyDrafter
 
@@ -89,20 +89,19 @@ def check_draft_block(
 
 
 def check_draws_of_the_reference(device: Device, *, seed: int, kind: str = "vanilla") -> None:
-    """Compare tokens that come from the same uniforms, given as numbers or as a step counter."""
+    """Compare tokens that come from the same uniforms."""
     generator = torch.Generator().manual_seed(seed)
     requests, gamma = 5, 4
     drafter = drafter_on(device, kind, 53, 20, torch.float32, seed)
     h = torch.randn(requests, gamma, 6, generator=generator).to(device)
     anchors = torch.randint(53, (requests,), generator=generator).to(device)
     temperatures = torch.tensor([0.0, 1.0, 0.6, 1.7, 0.0]).to(device)
-    counter = torch.tensor([seed - 3, 5 * seed], device=device)
-    uniforms = step_uniforms(counter, DRAFT, requests, gamma)
-    want = sample_block_reference(drafter, h, anchors, temperatures, shortlist=11, uniforms=uniforms, by_token=True)
-    for given in ({"uniforms": uniforms}, {"counter": counter}):
-        got = draft_block.sample_block(drafter, h, anchors, temperatures, shortlist=11, by_token=True, **given)
-        assert got.tokens.equal(want.tokens)
-        torch.testing.assert_close(got.probs, want.probs, rtol=0, atol=1e-6)
+    number, step = torch.tensor([seed - 3, 5 * seed], device=device)
+    given = {"shortlist": 11, "uniforms": counter_uniforms(number, step, requests, gamma, DRAFT), "by_token": True}
+    want = sample_block_reference(drafter, h, anchors, temperatures, **given)
+    got = draft_block.sample_block(drafter, h, anchors, temperatures, **given)
+    assert got.tokens.equal(want.tokens)
+    torch.testing.assert_close(got.probs, want.probs, rtol=0, atol=1e-6)
 
 
 def check_greedy_ties(device: Device) -> None:

@@ -60,6 +60,7 @@ class ReferencePagedPrefill:
         self.heads, self.page_size = (num_qo_heads, num_kv_heads, head_dim_qk), page_size
         self.causal, self.scale = causal, sm_scale
         self.plans += 1
+        self.rows = int(qo_indptr[-1])
         if not self.persistent:
             self.buffers = given
             return
@@ -69,9 +70,11 @@ class ReferencePagedPrefill:
         for buffer, array in zip(self.buffers, given, strict=True):
             assert buffer.dtype == torch.int32
             assert len(array) == len(buffer) or buffer is self.buffers[2]
-            buffer[: len(array)].copy_(array)
+            buffer[: len(array)].copy_(array, non_blocking=non_blocking)
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+        if len(q) != self.rows:
+            raise ValueError(f"q.shape[0] ({len(q)}) does not match qo_indptr[-1] ({self.rows}).")
         if FakeGraph.recording is None:
             return self._attend(q, paged_kv_cache)
         reads = [q, *paged_kv_cache, *self.buffers]

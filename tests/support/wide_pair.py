@@ -1,64 +1,55 @@
-"""A random pair of head dim 64, which the fixture pair's 32 is not, for kernels that ask for it."""
+"""The fixture pair with heads of 64 instead of 32, for kernels that ask for it: it computes the same.
+
+Zeros fill the heads. Rotary embeddings turn dimension i with i + half of the head, by a frequency that falls with i
+over half the head; so old dimension i becomes 2 i, where the frequency is the same. The norms of queries and keys
+divide by the mean over twice as many dimensions, and scores by the root of twice as many: the key norm makes up for it.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
-from sgl_dspark.config import DrafterConfig
-from sgl_dspark.model.checkpoint import save_drafter
-from sgl_dspark.model.drafter import Drafter
-from tests.support.pair import TARGET
+from sgl_dspark.model.checkpoint import CONFIG_FILE, WEIGHTS_FILE, save_weights
+from tests.support.pair import DRAFT, TARGET
 
-HIDDEN, HEADS, KV_HEADS, DIM, LAYERS, GAMMA = 256, 4, 2, 64, 4, 5
+NARROW, DIM = 32, 64
 
 
-def make_wide_pair(folder: Path, seed: int = 0) -> tuple[Path, Path]:
-    """Write target and draft with the fixture's vocabulary; returns their folders."""
-    import transformers
+def _spread(rows: Tensor) -> Tensor:
+    """Put the rows of heads, [heads * NARROW, ...], where rotary embeddings turn them alike: [heads * DIM, ...]."""
+    half = torch.arange(NARROW // 2)
+    places = torch.cat([2 * half, 2 * half + DIM // 2])
+    heads = rows.view(-1, NARROW, *rows.shape[1:])
+    found = heads.new_zeros(heads.shape[0], DIM, *rows.shape[1:])
+    found[:, places] = heads
+    return found.flatten(0, 1)
 
-    torch.manual_seed(seed)
-    fixture = transformers.AutoConfig.from_pretrained(TARGET)
-    config = transformers.Qwen3Config(
-        vocab_size=fixture.vocab_size,
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=DIM,
-        max_position_embeddings=1024,
-        eos_token_id=fixture.eos_token_id,
-        tie_word_embeddings=True,
-    )
-    target, draft = folder / "target", folder / "draft"
-    transformers.Qwen3ForCausalLM(config).eval().save_pretrained(target)
-    for file in TARGET.iterdir():
-        if file.name.startswith(("tokenizer", "chat_template")):
-            shutil.copy(file, target)
-    drafter = Drafter(
-        DrafterConfig(
-            hidden_size=HIDDEN,
-            intermediate_size=2 * HIDDEN,
-            num_hidden_layers=2,
-            num_attention_heads=HEADS,
-            num_key_value_heads=KV_HEADS,
-            head_dim=DIM,
-            vocab_size=fixture.vocab_size,
-            rms_norm_eps=1e-6,
-            rope_theta=10000.0,
-            max_position_embeddings=1024,
-            gamma=GAMMA,
-            mask_token_id=0,
-            target_layer_ids=(0, 2),
-            num_target_layers=LAYERS,
-            markov_rank=16,
-            markov_head_type="vanilla",
-            enable_confidence_head=True,
-            confidence_head_with_markov=True,
-        )
-    )
-    save_drafter(drafter, draft, include_shared=False)
-    return target, draft
+
+def widened_heads(name: str, tensor: Tensor) -> Tensor:
+    """Give a tensor of a Qwen3 checkpoint for heads of `DIM`."""
+    if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "q_norm.weight")):
+        return _spread(tensor)
+    if name.endswith("k_norm.weight"):
+        return _spread(tensor.float() * 0.5**0.5).to(tensor.dtype)
+    return _spread(tensor.T).T if name.endswith("o_proj.weight") else tensor
+
+
+def make_wide_pair(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[Path, Path]:
+    """Write target and draft in ``dtype``; returns their folders."""
+    for source, out in ((TARGET, folder / "target"), (DRAFT, folder / "draft")):
+        out.mkdir(parents=True)
+        for file in source.iterdir():
+            if file.is_file() and file.suffix != ".safetensors":
+                shutil.copy(file, out)
+        config = json.loads((source / CONFIG_FILE).read_text())
+        (out / CONFIG_FILE).write_text(json.dumps(config | {"head_dim": DIM}))
+        tensors = load_file(source / WEIGHTS_FILE)
+        wide = {name: widened_heads(name, t.to(dtype)).contiguous() for name, t in tensors.items()}
+        save_weights(wide, out / WEIGHTS_FILE)
+    return folder / "target", folder / "draft"

@@ -156,6 +156,7 @@ class PagedAttention:
         self._device = device
         make = wrapper_class(heads, device) if make_wrapper is None else make_wrapper
         self._copied: Any = None
+        self._rows = 0
         if capacity is None:
             self._counting = torch.arange(0, device=device)
             self._wrapper = make(workspace, kv_layout="NHD", backend="fa2")
@@ -192,6 +193,7 @@ class PagedAttention:
             If the plan exceeds the capacity.
         """
         self._refuse_larger(plan)
+        self._rows = plan.rows
         if self._copied is not None:
             # Sync: FlashInfer stages its plan in one pinned buffer. What is waited for is the last plan's copy alone,
             # which lies before that step's kernels and has long been made.
@@ -244,17 +246,23 @@ class PagedAttention:
 
         Parameters
         ----------
-        queries : [at least N, H, D]
-            Rows past N take no part.
+        queries : [N, H, D]
+            Of all planned rows, padding included, and of no more.
         keys, values : [C, K, D]
             One layer of a KV pool by slot, contiguous; C is a multiple of the page size.
 
         Returns
         -------
         [same as queries]
-            Rows past N are undefined.
+
+        Raises
+        ------
+        ValueError
+            If there are more or fewer rows than planned, which FlashInfer refuses too.
         """
         heads = self.heads
+        if len(queries) != self._rows:
+            raise ValueError(f"{len(queries)} query rows for a plan of {self._rows}")
         paged = (-1, heads.page_size, heads.keys, heads.dim)
         found: Tensor = self._wrapper.run(queries, (keys.view(paged), values.view(paged)))
         return found

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dspark_sglang.graphs import staged
+
 # fp32's sigmoid is exactly 0 or 1 beyond these.
 _LEAST, _MOST = np.float32(1e-30), np.float32(1.0 - 2.0**-24)
 
@@ -47,8 +49,8 @@ class HeadCalibration:
             return
         self.in_force = inverse_temperatures.copy(), biases.copy()
         # Invariant: in place; captured graphs hold the addresses.
-        self._inverse.copy_(torch.from_numpy(self.in_force[0]))
-        self._biases.copy_(torch.from_numpy(self.in_force[1]))
+        for buffer, values in zip((self._inverse, self._biases), self.in_force, strict=True):
+            buffer.copy_(staged(torch.from_numpy(values), buffer.device), non_blocking=True)
 
 
 def logits_of(confidence: np.ndarray, in_force: tuple[np.ndarray, np.ndarray]) -> np.ndarray:

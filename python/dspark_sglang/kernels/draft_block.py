@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from dspark_sglang.kernels.choice import kernels_run_on
-from dspark_sglang.kernels.counter import DRAFT, check_extent, step_uniforms
 from sgl_dspark.model.heads import MarkovHead
 from sgl_dspark.sampling import block as reference
 from sgl_dspark.sampling.block import DraftBlock, candidates_of, confidence_of
@@ -36,7 +35,6 @@ def sample_block(
     *,
     shortlist: int | None = None,
     uniforms: Tensor | None = None,
-    counter: Tensor | None = None,
     generator: torch.Generator | None = None,
     greedy: Greediness | None = None,
     adjustment: SlotAdjustment | None = None,
@@ -50,26 +48,15 @@ def sample_block(
 
     Parameters
     ----------
-    counter : int64 [2], optional
-        Seed and step (``kernels.counter``), from which uniforms are made where they are used.
     drafter, h, anchor_tokens, temperatures, shortlist, uniforms, generator, greedy, adjustment, by_token
         As in ``sgl_dspark.sampling.block.sample_block``.
 
     Returns
     -------
     DraftBlock
-
-    Raises
-    ------
-    ValueError
-        If a counter serves fewer requests or slots than there are.
     """
-    if counter is not None and uniforms is None:
-        check_extent(*h.shape[:2])
     weights = _kernel_weights(drafter, h, shortlist, adjustment)
     if weights is None:
-        if counter is not None and uniforms is None:
-            uniforms = step_uniforms(counter, DRAFT, *h.shape[:2])
         return reference.sample_block(
             drafter,
             h,
@@ -84,16 +71,14 @@ def sample_block(
         )
     greedy = greediness(temperatures == 0) if greedy is None else greedy
     if greedy == "all":
-        uniforms = counter = None
-    elif uniforms is None and counter is None:
+        uniforms = None
+    elif uniforms is None:
         uniforms = fresh_uniforms(*h.shape[:2], device=h.device, generator=generator)
     base, candidates = candidates_of(drafter, h, shortlist, by_token=by_token)
     assert candidates is not None
     from dspark_sglang.kernels.triton_ops.draft_block import launch
 
-    tokens, probs, token_probs = launch(
-        base, candidates, weights or None, anchor_tokens, temperatures, uniforms, counter
-    )
+    tokens, probs, token_probs = launch(base, candidates, weights or None, anchor_tokens, temperatures, uniforms)
     confidence = confidence_of(drafter, h, anchor_tokens, tokens)
     if greedy == "all":
         return DraftBlock(tokens, confidence)

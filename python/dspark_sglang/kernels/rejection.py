@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from dspark_sglang.kernels.choice import kernels_run_on
-from dspark_sglang.kernels.counter import VERIFY, check_extent, step_uniforms
 from sgl_dspark.sampling import rejection as reference
 from sgl_dspark.sampling.draw import uniforms as fresh_uniforms
 from sgl_dspark.sampling.rejection import Verdict
@@ -36,7 +35,6 @@ def verify(
     greedy_rows: Tensor | None = None,
     greedy: Greediness | None = None,
     uniforms: Tensor | None = None,
-    counter: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Verdict:
     """Accept a prefix of every block and emit one token more, so that the output has the target's law (Sec. 2.1).
@@ -49,8 +47,6 @@ def verify(
     verify_lens : int [R]
         In 1..G+1, anchor included. To the kernel, 0 marks a row that only pads a captured batch: it owns no target
         row and emits nothing (``accept_lens`` 0). The reference does not know such rows.
-    counter : int64 [2], optional
-        Seed and step (``kernels.counter``), from which uniforms are made where they are used.
     block, target_argmax, target_probs, greedy_rows, greedy, uniforms, generator
         As in ``sgl_dspark.sampling.rejection.verify``.
 
@@ -61,14 +57,9 @@ def verify(
     Raises
     ------
     ValueError
-        If what the requests of one kind need is missing, or a counter serves fewer requests or slots than there are.
+        If what the requests of one kind need is missing.
     """
-    rows, width = block.tokens.shape[0], block.tokens.shape[1] + 1
-    if counter is not None and uniforms is None:
-        check_extent(rows, width)
     if not _kernel_serves(block, target_probs):
-        if counter is not None and uniforms is None:
-            uniforms = step_uniforms(counter, VERIFY, rows, width)
         return reference.verify(
             block,
             verify_lens,
@@ -83,11 +74,12 @@ def verify(
         default: Greediness = "all" if target_probs is None else "none"
         greedy = greediness(greedy_rows) if greedy_rows is not None else default
     reference.check_given(block, greedy, target_argmax, target_probs, greedy_rows)
-    if greedy != "all" and uniforms is None and counter is None:
+    if greedy != "all" and uniforms is None:
+        rows, width = block.tokens.shape[0], block.tokens.shape[1] + 1
         uniforms = fresh_uniforms(rows, width, device=verify_lens.device, generator=generator)
     argmax = None if greedy == "none" else target_argmax
     probs = None if greedy == "all" else target_probs
-    return _launch(block, verify_lens, probs, argmax, greedy_rows if greedy == "some" else None, uniforms, counter)
+    return _launch(block, verify_lens, probs, argmax, greedy_rows if greedy == "some" else None, uniforms)
 
 
 def _launch(
@@ -97,7 +89,6 @@ def _launch(
     target_argmax: Tensor | None,
     greedy_rows: Tensor | None,
     uniforms: Tensor | None,
-    counter: Tensor | None,
 ) -> Verdict:
     """Run the kernels; see ``triton_ops.rejection.launch`` for what may be None."""
     from dspark_sglang.kernels.triton_ops.rejection import launch
@@ -106,7 +97,7 @@ def _launch(
     if target_probs is not None and block.probs is not None and block.token_probs is not None:
         law = block.candidates, block.probs, block.token_probs
     accept_lens, out_tokens, fallbacks = launch(
-        block.tokens, law, verify_lens, target_probs, target_argmax, greedy_rows, uniforms, counter
+        block.tokens, law, verify_lens, target_probs, target_argmax, greedy_rows, uniforms
     )
     return Verdict(accept_lens, out_tokens, fallbacks.sum())
 

@@ -22,6 +22,7 @@ DEFAULT_SLA = (20.0, 35.0, 50.0, 80.0, 120.0)
 LEDGER_REASONS = ("answer_not_followed", "confidence_late", "step_without_verdict", "verdict_without_step")
 # Why a step ran outside captured graphs on CUDA.
 GRAPH_REASONS = (
+    "device_path_failed",
     "draft_graph_adjusted",
     "draft_graph_failed",
     "draft_graph_memory",

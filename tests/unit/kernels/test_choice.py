@@ -8,11 +8,10 @@ import sys
 import pytest
 import torch
 
-from dspark_sglang.kernels import admission, draft_block, rejection
+from dspark_sglang.kernels import admission, draft_block
 from dspark_sglang.kernels.choice import kernels_run_on, power_of_two
-from dspark_sglang.kernels.counter import DRAFT, MAX_COLUMNS, VERIFY, step_uniforms
 from sgl_dspark.errors import ConfigError
-from sgl_dspark.sampling.block import DraftBlock, sample_block
+from sgl_dspark.sampling.block import sample_block
 from tests.support.tiny_draft import HEADS, TinyDrafter
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -62,42 +61,14 @@ def test_nothing_on_a_cpu_imports_triton() -> None:
 @pytest.mark.parametrize("shortlist", [None, 3])
 def test_drafts_are_the_references(kind: str, shortlist: int | None) -> None:
     h, anchors = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 5])
-    temperatures, counter = torch.tensor([0.0, 1.0]), torch.tensor([3, 9])
-    uniforms = step_uniforms(counter, DRAFT, 2, 3)
-    want = sample_block(TinyDrafter(kind), h, anchors, temperatures, shortlist=shortlist, uniforms=uniforms)
-    for given in ({"uniforms": uniforms}, {"counter": counter}):
-        got = draft_block.sample_block(TinyDrafter(kind), h, anchors, temperatures, shortlist=shortlist, **given)
-        assert got.tokens.equal(want.tokens)
-        assert got.probs.equal(want.probs)
-
-
-def test_a_counter_serves_verification() -> None:
-    probs = torch.full((1, 2, 4), 0.25)
-    block = DraftBlock(torch.tensor([[1, 2]]), torch.zeros(1, 2), None, probs, probs[..., 0])
-    target = torch.tensor([[0.1, 0.2, 0.3, 0.4]] * 3)
-    counter = torch.tensor([5, 1])
-    given = {"target_probs": target}
-    want = rejection.verify(block, torch.tensor([3]), uniforms=step_uniforms(counter, VERIFY, 1, 3), **given)
-    assert rejection.verify(block, torch.tensor([3]), counter=counter, **given).out_tokens.equal(want.out_tokens)
+    temperatures, given = torch.tensor([0.0, 1.0]), {"uniforms": torch.rand(2, 3), "shortlist": shortlist}
+    want = sample_block(TinyDrafter(kind), h, anchors, temperatures, **given)
+    got = draft_block.sample_block(TinyDrafter(kind), h, anchors, temperatures, **given)
+    assert got.tokens.equal(want.tokens)
+    assert got.probs.equal(want.probs)
 
 
 def test_a_budget_may_be_a_tensor() -> None:
     survival = torch.tensor([[0.5, 0.5, 0.2], [1.0, 0.5, 0.0]])
     for budget in range(8):
         assert admission.admit(survival, torch.tensor(budget)).equal(admission.admit(survival, budget))
-
-
-def test_a_counter_gives_each_step_and_purpose_numbers_of_their_own() -> None:
-    found = torch.cat([step_uniforms(torch.tensor([11, t]), p, 3, 4).flatten() for t in (0, 1) for p in (0, 1)])
-    assert found.unique().numel() == found.numel()
-    assert ((found >= 0) & (found < 1)).all()
-    few, many = (step_uniforms(torch.tensor([11, 5]), VERIFY, rows, 4) for rows in (2, 9))
-    assert few.equal(many[:2])
-
-
-def test_more_slots_than_a_counter_has_numbers_for_are_refused() -> None:
-    with pytest.raises(ValueError, match="pass uniforms instead"):
-        step_uniforms(torch.tensor([0, 0]), DRAFT, 1, MAX_COLUMNS + 1)
-    h = torch.zeros(1, MAX_COLUMNS + 1, 6)
-    with pytest.raises(ValueError, match="pass uniforms instead"):
-        draft_block.sample_block(TinyDrafter("none"), h, torch.tensor([0]), torch.ones(1), counter=torch.tensor([0, 0]))

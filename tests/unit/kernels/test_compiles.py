@@ -19,13 +19,13 @@ def ints(*shape: int) -> torch.Tensor:
 
 
 def launch_all(gamma: int, dtype: torch.dtype) -> None:
-    """Launch each kernel as a server does: a large vocabulary, lists of candidates, numbers given and counted."""
+    """Launch each kernel as a server does: a large vocabulary, lists of candidates, some or no random numbers."""
     requests, size, rank = 4, 64, 256
     weights = torch.zeros(4096, rank, dtype=dtype), torch.zeros(4096, rank, dtype=dtype)
-    base, temperatures, counter = torch.zeros(requests, gamma, size), torch.ones(requests), ints(2)
+    base, temperatures = torch.zeros(requests, gamma, size), torch.ones(requests)
     uniforms = torch.zeros(requests, gamma, dtype=torch.float64)
-    for given, head in (((uniforms, None), weights), ((None, counter), weights), ((None, None), None)):
-        draft_block.launch(base, ints(requests, gamma, size), head, ints(requests), temperatures, *given)
+    for given, head in ((uniforms, weights), (None, weights), (None, None)):
+        draft_block.launch(base, ints(requests, gamma, size), head, ints(requests), temperatures, given)
     layers, heads, dim = 5, 8, 128
     context_kv.launch(
         torch.zeros(3, 2 * layers * heads, dim, dtype=dtype),
@@ -45,10 +45,10 @@ def launch_all(gamma: int, dtype: torch.dtype) -> None:
     sparse = ints(requests, gamma, size), torch.zeros(requests, gamma, size), token_probs
     dense = None, torch.zeros(requests, gamma, V), token_probs
     uniforms = torch.zeros(requests, gamma + 1, dtype=torch.float64)
-    rejection.launch(tokens, None, lens, None, rows, None, None, None)
-    rejection.launch(tokens, sparse, lens, probs, None, None, uniforms, None)
-    rejection.launch(tokens, sparse, lens, probs, rows, greedy, None, counter)
-    rejection.launch(tokens, dense, lens, probs, rows, greedy, uniforms, None)
+    rejection.launch(tokens, None, lens, None, rows, None, None)
+    rejection.launch(tokens, sparse, lens, probs, None, None, uniforms)
+    rejection.launch(tokens, sparse, lens, probs, rows, greedy, uniforms)
+    rejection.launch(tokens, dense, lens, probs, rows, greedy, uniforms)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dspark_sglang.kernels.counter import VERIFY, step_uniforms
-from dspark_sglang.kernels.triton_ops.common import counter_uniforms, first_largest, first_passing
+from dspark_sglang.kernels.triton_ops.common import first_largest, first_passing
 
 
 @triton.jit
@@ -21,12 +20,6 @@ def passing_kernel(through, weights, at, out, SIZE: tl.constexpr):
 def largest_kernel(values, count, out, SIZE: tl.constexpr):
     index = tl.arange(0, SIZE)
     tl.store(out, first_largest(tl.load(values + index), index < count, SIZE))
-
-
-@triton.jit
-def uniforms_kernel(counter, out, PURPOSE: tl.constexpr, SIZE: tl.constexpr):
-    row, index = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE)
-    tl.store(out + row * SIZE + index, counter_uniforms(counter, row, index, PURPOSE))
 
 
 def fp64(*values: float) -> torch.Tensor:
@@ -66,10 +59,3 @@ def test_first_largest_is_torchs_argmax(values: list[float]) -> None:
     out = torch.full((1,), 99)
     largest_kernel[(1,)](torch.tensor([*values, INF]), 3, out, SIZE=4)
     assert out.item() == torch.tensor(values).argmax().item()
-
-
-@pytest.mark.parametrize("counter", [[0, 0], [-5, 7], [2**63 - 1, 2**38 - 1], [-(2**63), 12345]])
-def test_uniforms_of_a_counter_to_the_last_bit(counter: list[int]) -> None:
-    out = torch.zeros(3, 8, dtype=torch.float64)
-    uniforms_kernel[(3,)](torch.tensor(counter), out, PURPOSE=VERIFY, SIZE=8)
-    assert out.equal(step_uniforms(torch.tensor(counter), VERIFY, 3, 8))

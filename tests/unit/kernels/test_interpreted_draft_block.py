@@ -65,7 +65,7 @@ def test_choices_stay_in_range_and_follow_torch_on_odd_logits(
     base = torch.tensor(logits).expand(2, 1, 4)
     ids = torch.tensor([40, 10, 30, 20]).expand(2, 1, 4)
     anchors, uniforms = torch.zeros(2, dtype=torch.int64), torch.full((2, 1), 1 - 2**-53, dtype=torch.float64)
-    tokens, _, _ = draft_block.launch(base, ids, None, anchors, torch.tensor([0.0, 1.0]), uniforms, None)
+    tokens, _, _ = draft_block.launch(base, ids, None, anchors, torch.tensor([0.0, 1.0]), uniforms)
     assert base[0, 0].argmax().item() == greedy_choice
     assert tokens.flatten().tolist() == [ids[0, 0, greedy_choice], ids[0, 0, drawn]]
 
@@ -78,7 +78,7 @@ def test_strides_do_not_matter() -> None:
     wide = tuple(torch.cat([w, w], 1)[:, :8] for w in weights)
     anchors, temperatures = torch.tensor([3, 4, 5]), torch.tensor([1.0, 0.0, 0.5])
     uniforms = torch.rand(3, 2, generator=generator)
-    want = draft_block.launch(base, ids, weights, anchors, temperatures, uniforms, None)
+    want = draft_block.launch(base, ids, weights, anchors, temperatures, uniforms)
     got = draft_block.launch(
         base.permute(2, 0, 1).contiguous().permute(1, 2, 0),
         ids.transpose(0, 1).contiguous().transpose(0, 1),
@@ -86,7 +86,6 @@ def test_strides_do_not_matter() -> None:
         torch.stack([anchors, anchors], 1)[:, 0],
         torch.stack([temperatures, temperatures], 1)[:, 1],
         uniforms.T.contiguous().T,
-        None,
     )
     for one, other in zip(want, got, strict=True):
         assert one.equal(other)

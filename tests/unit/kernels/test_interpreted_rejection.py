@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dspark_sglang.kernels.counter import VERIFY, step_uniforms
 from dspark_sglang.kernels.draft_block import sample_block
 from dspark_sglang.kernels.rejection import verify
 from dspark_sglang.kernels.triton_ops import rejection
@@ -56,15 +55,6 @@ def test_no_requests() -> None:
     got = verify(block, torch.zeros(0, dtype=torch.int64), target_argmax=torch.zeros(0, dtype=torch.int64))
     assert got.out_tokens.shape == (0, 4)
     assert got.residual_fallbacks.item() == 0
-
-
-def test_a_counter_gives_the_uniforms_of_its_step() -> None:
-    lens = torch.tensor([3, 1, 3, 2])
-    block, probs, _ = checks.blocks(4, lens, 2, 30, 5)
-    counter = torch.tensor([99, 12])
-    want = verify(block, lens, target_probs=probs, uniforms=step_uniforms(counter, VERIFY, 4, 3))
-    got = verify(block, lens, target_probs=probs, counter=counter)
-    assert got.out_tokens.equal(want.out_tokens)
 
 
 def test_what_is_missing_is_named() -> None:

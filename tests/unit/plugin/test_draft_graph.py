@@ -151,9 +151,43 @@ def test_failed_capture_falls_back_with_a_reason() -> None:
     assert world.fallbacks == {"draft_graph_failed": 1}
 
 
+@pytest.mark.parametrize("error", [ValueError("no plan for this head dim"), OSError("no compiler"), AssertionError()])
+def test_whatever_a_kernel_raises_falls_back_with_a_reason(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FlashInfer's planner and Triton's compiler have errors of their own; the second tier's fails here."""
+    world = World()
+    make = world.graphs._make_attention
+
+    def attention(capacity: Any) -> Any:
+        if capacity.slots < MOST:
+            raise error
+        return make(capacity)
+
+    monkeypatch.setattr(world.graphs, "_make_attention", attention)
+    assert world.graphs.capture(world.table) == 2
+    assert world.replayed(world.step(1, MOST)) is not None
+    assert world.replayed(world.step(2, 1)) is None
+    assert world.fallbacks == {"draft_graph_failed": 1}
+    assert caplog.records[-1].exc_info is not None
+
+
+def test_a_kernel_that_does_not_compile_falls_back_with_a_reason() -> None:
+    class Uncompiled(FakeGraph):
+        def capture(self, run: Any) -> None:
+            raise KeyError("out of resource: shared memory")
+
+    world = World(make_graph=Uncompiled)
+    assert world.graphs.capture(world.table) == 0
+    assert world.replayed(world.step(1, 2)) is None
+    assert world.fallbacks == {"draft_graph_failed": 1}
+
+
 def test_little_memory_falls_back_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen before anything is made for the graph."""
     world = World()
     monkeypatch.setattr("dspark_sglang.graphs.enough_memory", lambda device: False)
+    monkeypatch.setattr(world.graphs, "_make_attention", lambda capacity: pytest.fail("made without memory"))
     assert world.graphs.capture(world.table) == 0
     assert world.replayed(world.step(1, 2)) is None
     assert world.fallbacks == {"draft_graph_memory": 1}
@@ -192,8 +226,9 @@ def test_calibration_is_updated_in_place() -> None:
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_a_replay_equals_the_same_operations_one_by_one(greedy: bool) -> None:
-    world, twin = World(None), World(None)
+@pytest.mark.parametrize(("head", "shortlist"), [("vanilla", 9), ("gated", None)])
+def test_a_replay_equals_the_same_operations_one_by_one(greedy: bool, head: str, shortlist: int | None) -> None:
+    world, twin = World(shortlist, head=head), World(shortlist, head=head)
     world.graphs.capture(world.table)
     for number, count in enumerate((3, 4, 1, 2), start=1):
         step = world.step(number, count, greedy=greedy, commits=number)

@@ -77,6 +77,19 @@ def test_a_plan_is_made_from_host_arrays_and_a_table_on_the_device() -> None:
     assert kwargs["sm_scale"] == 0.1
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_other_rows_than_planned_are_refused(rows: int) -> None:
+    """By ours before FlashInfer does, and by what stands in for it here."""
+    attention = PagedAttention(HEADS, CPU, torch.empty(8, dtype=torch.uint8), None, ReferencePagedPrefill)
+    plan = build_paged([2], [5], page_size=1, causal=True)
+    attention.plan(plan, torch.arange(8).view(1, 8), torch.zeros(1, dtype=torch.int64))
+    queries, pool = torch.zeros(rows, 8, 128), torch.zeros(8, 2, 128)
+    with pytest.raises(ValueError, match=f"{rows} query rows for a plan of 2"):
+        attention.run(queries, pool, pool)
+    with pytest.raises(ValueError, match="does not match qo_indptr"):
+        attention._wrapper.run(queries, (pool, pool))
+
+
 def test_buffers_of_a_capacity_stay_where_they_are() -> None:
     attention = PagedAttention(
         HEADS, CPU, torch.empty(8, dtype=torch.uint8), Capacity(3, 9, PageTable(20, CPU)), ReferencePagedPrefill

@@ -36,6 +36,7 @@ SERVED_FLAGS: dict[str, Any] = {
     "decode_attention_backend": None,
     "kv_cache_dtype": "auto",
     "enable_pdmux": False,
+    "sampling_backend": "pytorch",
 }
 
 
@@ -63,6 +64,8 @@ def one_sentence(message: str) -> bool:
         ("--attention-backend", {"decode_attention_backend": "torch_native"}),
         ("--kv-cache-dtype", {"kv_cache_dtype": "fp8_e4m3"}),
         ("--enable-pdmux", {"enable_pdmux": True}),
+        ("--sampling-backend", {"device": "cuda", "sampling_backend": "flashinfer"}),
+        ("--sampling-backend", {"device": "cuda", "sampling_backend": "token_oracle"}),
     ],
 )
 def test_flags_that_are_not_served_are_named(flag: str, change: dict[str, Any]) -> None:
@@ -92,6 +95,7 @@ def test_every_refused_flag_is_tested() -> None:
         "--attention-backend",
         "--kv-cache-dtype",
         "--enable-pdmux",
+        "--sampling-backend",
         "--enable-deterministic-inference",
     }
 

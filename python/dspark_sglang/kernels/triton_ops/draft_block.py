@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 
 from dspark_sglang.kernels.choice import power_of_two
-from dspark_sglang.kernels.counter import DRAFT
-from dspark_sglang.kernels.triton_ops.common import counter_uniforms, first_largest, first_passing
+from dspark_sglang.kernels.triton_ops.common import first_largest, first_passing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,8 +47,8 @@ def slot_law(logits, divisor):
 @triton.jit
 def draft_block_kernel(
     base, base_r, base_j, base_s, candidates, cand_r, cand_j, cand_s, w1, w2, w1_v, w2_v, anchors, temperatures,
-    uniforms, counter, tokens, probs, token_probs, gamma, size, rank,
-    PURPOSE: tl.constexpr, SIZE: tl.constexpr, RANK: tl.constexpr,
+    uniforms, tokens, probs, token_probs, gamma, size, rank,
+    SIZE: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     """Draw the block of request ``program_id(0)``."""
     row = tl.program_id(0).to(tl.int64)
@@ -69,8 +68,6 @@ def draft_block_kernel(
         uniform = 0.0
         if uniforms is not None:
             uniform = tl.load(uniforms + row * gamma + j).to(tl.float64)
-        elif counter is not None:
-            uniform = counter_uniforms(counter, row, j, PURPOSE)
         through = tl.cumsum(law.to(tl.float64), 0)
         at = uniform * tl.sum(tl.where(index == size - 1, through, 0.0))
         drawn = first_passing(through, law, at, SIZE)
@@ -90,7 +87,6 @@ def launch(
     anchors: Tensor,
     temperatures: Tensor,
     uniforms: Tensor | None,
-    counter: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw every block.
 
@@ -106,9 +102,7 @@ def launch(
     temperatures : float [R]
         0 marks a greedy row.
     uniforms : float [R, G], optional
-        In [0, 1).
-    counter : int64 [2], optional
-        Read if there are no uniforms; see ``kernels.counter``. With neither, all rows must be greedy.
+        In [0, 1). Without them all rows must be greedy.
 
     Returns
     -------
@@ -126,9 +120,9 @@ def launch(
     draft_block_kernel[(rows,)](
         base, *base.stride(), candidates, *candidates.stride(), w1, w2,
         0 if w1 is None else w1.stride(0), 0 if w2 is None else w2.stride(0),
-        anchors.contiguous(), temperatures.contiguous(), None if uniforms is None else uniforms.contiguous(), counter,
+        anchors.contiguous(), temperatures.contiguous(), None if uniforms is None else uniforms.contiguous(),
         tokens, probs, token_probs, gamma, size, rank,
-        PURPOSE=DRAFT, SIZE=width,
+        SIZE=width,
         RANK=max(16, min(power_of_two(max(rank, 1)), TILE_VALUES // width)), num_warps=4 if width <= 256 else 8,
     )  # fmt: skip
     return tokens, probs, token_probs

@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 
 from dspark_sglang.kernels.choice import power_of_two
-from dspark_sglang.kernels.counter import VERIFY
-from dspark_sglang.kernels.triton_ops.common import counter_uniforms, first_passing
+from dspark_sglang.kernels.triton_ops.common import first_passing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,19 +39,15 @@ def first_row(verify_lens, request, TILE: tl.constexpr):
 
 
 @triton.jit
-def uniforms_of(uniforms, counter, request, columns, inside, gamma, PURPOSE: tl.constexpr):
+def uniforms_of(uniforms, request, columns, inside, gamma):
     """Give the request's uniforms at ``columns`` of its gamma + 1."""
-    if uniforms is not None:
-        found = tl.load(uniforms + request * (gamma + 1) + columns, mask=inside, other=0.0).to(tl.float64)
-    else:
-        found = counter_uniforms(counter, request, columns, PURPOSE)
-    return found
+    return tl.load(uniforms + request * (gamma + 1) + columns, mask=inside, other=0.0).to(tl.float64)
 
 
 @triton.jit
 def num_accepted(
-    tokens, token_probs, target, target_t, target_v, argmax, uniforms, counter, request, first, drafts, greedy, gamma,
-    GAMMA: tl.constexpr, PURPOSE: tl.constexpr,
+    tokens, token_probs, target, target_t, target_v, argmax, uniforms, request, first, drafts, greedy, gamma,
+    GAMMA: tl.constexpr,
 ):  # fmt: skip
     """Count the leading accepted drafts of a request, of the ``drafts`` that were verified."""
     slots = tl.arange(0, GAMMA)
@@ -65,7 +60,7 @@ def num_accepted(
         draft_p = tl.load(token_probs + request * gamma + slots, mask=sampled, other=0.0)
         ratio = tl.div_rn(target_p.to(tl.float32), tl.where(draft_p > 0, draft_p, 1.0))
         ratio = tl.where(draft_p > 0, ratio, 0.0)
-        accepted = uniforms_of(uniforms, counter, request, slots, sampled, gamma, PURPOSE) < ratio
+        accepted = uniforms_of(uniforms, request, slots, sampled, gamma) < ratio
     if argmax is not None:
         matches = token == tl.load(argmax + first + slots, mask=verified, other=-1)
         accepted = matches if target is None else tl.where(greedy, matches, accepted)
@@ -99,9 +94,9 @@ def residual_tile(
 
 @triton.jit
 def masses_kernel(
-    tokens, token_probs, target, target_t, target_v, argmax, greedy_rows, uniforms, counter, verify_lens, probs, prob_r,
+    tokens, token_probs, target, target_t, target_v, argmax, greedy_rows, uniforms, verify_lens, probs, prob_r,
     prob_j, candidates, cand_r, cand_j, masses, gamma, vocab, size, tiles,
-    GAMMA: tl.constexpr, PURPOSE: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+    GAMMA: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Sum one tile of the residual and of the target at the row where a request's last token is drawn."""
     request = tl.program_id(0).to(tl.int64)
@@ -111,8 +106,8 @@ def masses_kernel(
     if (drafts >= 0) & (greedy == 0):
         first = first_row(verify_lens, request, TILE)
         correct = num_accepted(
-            tokens, token_probs, target, target_t, target_v, argmax, uniforms, counter, request, first, drafts, greedy,
-            gamma, GAMMA, PURPOSE,
+            tokens, token_probs, target, target_t, target_v, argmax, uniforms, request, first, drafts, greedy,
+            gamma, GAMMA,
         )  # fmt: skip
         weights, law = residual_tile(
             target, target_t, target_v, first + correct, probs, prob_r, prob_j, candidates, cand_r, cand_j, request,
@@ -144,9 +139,9 @@ def final_tile(masses, request, tiles, uniform, TILES: tl.constexpr):
 
 @triton.jit
 def verdict_kernel(
-    tokens, token_probs, target, target_t, target_v, argmax, greedy_rows, uniforms, counter, verify_lens, probs, prob_r,
+    tokens, token_probs, target, target_t, target_v, argmax, greedy_rows, uniforms, verify_lens, probs, prob_r,
     prob_j, candidates, cand_r, cand_j, masses, accept_lens, out_tokens, fallbacks, gamma, vocab, size, tiles,
-    GAMMA: tl.constexpr, WIDTH: tl.constexpr, PURPOSE: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+    GAMMA: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Emit the accepted drafts of request ``program_id(0)`` and its last token; nothing for a verify length of 0."""
@@ -156,8 +151,8 @@ def verdict_kernel(
     greedy = tl.load(greedy_rows + request) != 0 if greedy_rows is not None else argmax is not None
     first = first_row(verify_lens, request, TILE)
     correct = num_accepted(
-        tokens, token_probs, target, target_t, target_v, argmax, uniforms, counter, request, first, drafts, greedy,
-        gamma, GAMMA, PURPOSE,
+        tokens, token_probs, target, target_t, target_v, argmax, uniforms, request, first, drafts, greedy,
+        gamma, GAMMA,
     )  # fmt: skip
     last = tl.full([], 0, tl.int64)
     fallback = tl.full([], 0, tl.int64)
@@ -166,7 +161,7 @@ def verdict_kernel(
     # One condition is the compilation's, the other the device's: they cannot be joined.
     if target is not None:  # noqa: SIM102
         if live & (greedy == 0):
-            uniform = tl.sum(uniforms_of(uniforms, counter, request, gamma + tl.arange(0, 1), True, gamma, PURPOSE))
+            uniform = tl.sum(uniforms_of(uniforms, request, gamma + tl.arange(0, 1), True, gamma))
             tile, before, at, empty = final_tile(masses, request, tiles, uniform, TILES)
             weights, law = residual_tile(
                 target, target_t, target_v, first + correct, probs, prob_r, prob_j, candidates, cand_r, cand_j, request,
@@ -193,7 +188,6 @@ def launch(
     target_argmax: Tensor | None,
     greedy_rows: Tensor | None,
     uniforms: Tensor | None,
-    counter: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Verify every block.
 
@@ -211,8 +205,6 @@ def launch(
     greedy_rows : bool [R], optional
         With both of the above; with one alone all requests are of its kind.
     uniforms : float [R, G + 1], optional
-    counter : int64 [2], optional
-        Read if there are no uniforms; see ``kernels.counter``.
 
     Returns
     -------
@@ -234,12 +226,12 @@ def launch(
         tokens.contiguous(), None if token_probs is None else token_probs.contiguous(),
         target_probs, *(target_probs.stride() if target_probs is not None else (0, 0)),
         *(None if part is None else part.contiguous() for part in (target_argmax, greedy_rows)),
-        None if uniforms is None else uniforms.contiguous(), counter, verify_lens.contiguous(),
+        None if uniforms is None else uniforms.contiguous(), verify_lens.contiguous(),
         probs, *(probs.stride()[:2] if probs is not None else (0, 0)),
         candidates, *(candidates.stride()[:2] if candidates is not None else (0, 0)),
     )  # fmt: skip
     sizes = (gamma, vocab, 0 if candidates is None else candidates.shape[2], tiles)
-    constants = {"GAMMA": power_of_two(gamma), "PURPOSE": VERIFY, "TILE": TILE, "CHUNK": CHUNK, "num_warps": 8}
+    constants = {"GAMMA": power_of_two(gamma), "TILE": TILE, "CHUNK": CHUNK, "num_warps": 8}
     if target_probs is not None:
         masses = torch.empty((rows, 2, tiles), dtype=torch.float64, device=tokens.device)
         masses_kernel[(rows, tiles)](*shared, masses, *sizes, **constants)
