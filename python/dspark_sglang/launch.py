@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspark_sglang import preflight
 from dspark_sglang.command_line import expand_config, flag_value, pace_flags
+from dspark_sglang.key_files import keep_out_of_log, refuse_empty_keys
 from dspark_sglang.metrics.flags import metric_flags
 from sgl_dspark.errors import ConfigError, LaunchError
 
@@ -76,9 +77,10 @@ def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool, metrics: b
     Raises
     ------
     ConfigError
-        If a target is given without a draft, or a draft with ``--plain``.
+        If a target is given without a draft, a draft with ``--plain``, or an API key that is empty.
     """
     full = expand_config(arguments)
+    refuse_empty_keys(full)
     algorithm = flag_value(full, "--speculative-algorithm")
     draft = flag_value(full, *_DRAFT_FLAGS)
     demo = flag_value(full, *_MODEL_FLAGS) is None
@@ -238,6 +240,7 @@ def _run(server_args: Any, view: Any) -> None:
     from dspark_sglang.http.routes import add_routes
     from dspark_sglang.http.settings import HttpSettings
 
+    keep_out_of_log()
     add_routes(http_server.app)
     ui.add_routes(http_server.app)
     settings, options = HttpSettings.from_environment(), {}

@@ -72,7 +72,10 @@ args:
   {{- include "dspark.args" .root | nindent 2 }}
 env:
   - {name: SGL_DSPARK_STATE, value: {{ include "dspark.stateFolder" .root }}}
+  {{- if include "dspark.keysSecret" .root }}
+  # With it the entrypoint starts nothing without a key.
   - {name: SGL_DSPARK_KEYS, value: /run/secrets/sgl-dspark}
+  {{- end }}
   {{- with .root.Values.server.env }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
