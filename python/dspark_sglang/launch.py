@@ -77,7 +77,8 @@ def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool, metrics: b
     Raises
     ------
     ConfigError
-        If a target is given without a draft, a draft with ``--plain``, or an API key that is empty.
+        If a target is given without a draft, a draft with ``--plain``, an API key that is empty, or no model where the
+        demo draft is not.
     """
     full = expand_config(arguments)
     refuse_empty_keys(full)
@@ -85,8 +86,14 @@ def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool, metrics: b
     draft = flag_value(full, *_DRAFT_FLAGS)
     demo = flag_value(full, *_MODEL_FLAGS) is None
     if demo:
+        lacks_draft = draft is None and algorithm is None and not plain
+        if lacks_draft and not DEMO_DRAFT.is_dir():
+            raise ConfigError(
+                "the demo draft comes with a checkout, not with an installed package: serve from a checkout, or name a "
+                "pair with --model-path and --speculative-draft-model-path"
+            )
         full += ["--model-path", str(_demo_target())]
-        if draft is None and algorithm is None and not plain:
+        if lacks_draft:
             draft = str(DEMO_DRAFT)
             full += [_DRAFT_FLAGS[0], draft]
     if plain:

@@ -120,6 +120,17 @@ def test_without_a_model_the_demo_pair_is_served(monkeypatch: pytest.MonkeyPatch
     assert alone.arguments == ["--port", "5", "--model-path", "demo"]
 
 
+def test_the_demo_of_an_installed_package_is_refused_before_anything_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launch, "DEMO_DRAFT", tmp_path / "site-packages" / "checkpoints")
+    monkeypatch.setattr(launch, "_demo_target", lambda: pytest.fail("fetched"))
+    with pytest.raises(ConfigError, match="serve from a checkout, or name a pair with --model-path"):
+        plan_launch(["--port", "5"], plain=False, cuda=True)
+    monkeypatch.setattr(launch, "_demo_target", lambda: Path("demo"))
+    assert plan_launch([], plain=True, cuda=True).demo
+
+
 def test_another_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "0.5.24")
     with pytest.raises(LaunchError, match=r"SGLang 0.5.24 is installed, .*pip install sglang==0.5.23"):
