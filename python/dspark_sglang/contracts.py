@@ -115,7 +115,10 @@ PATCHED = (
         keywords=("method", "path", "authorization_header", "api_key", "admin_api_key", "auth_level"),
     ),
     Contract("sglang.srt.entrypoints.http_server.requests", "warming up through the gate", members=("post",)),
-    Contract("sglang.srt.entrypoints.engine._server_args_for_logging", "keeping keys out of the log", ("server_args",)),
+    *(
+        Contract(f"sglang.srt.entrypoints.{module}.redact_watermark_secrets", "hiding keys", ("value",))
+        for module in ("engine", "http_server")
+    ),
     Contract("sglang.srt.arg_groups.speculative_hook.resolving_view", "resolving DSPARK on a CPU", ("server_args",)),
 )
 

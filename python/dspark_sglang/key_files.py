@@ -1,7 +1,8 @@
-"""API keys where others do not see them: read from files instead of a command line, and left out of the log."""
+"""API keys where others do not see them: read from files, and hidden where SGLang shows its settings."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from dspark_sglang.command_line import flag_value
 from sgl_dspark.errors import ConfigError
 
 FLAGS = ("--api-key", "--admin-api-key")
+HIDDEN = "(hidden)"
+_FIELDS = ("api_key", "admin_api_key")
 
 
 def key_flags(arguments: Sequence[str], files: dict[str, str | None]) -> list[str]:
@@ -40,27 +43,45 @@ def key_flags(arguments: Sequence[str], files: dict[str, str | None]) -> list[st
 
 
 def refuse_empty_keys(arguments: Sequence[str]) -> None:
-    """Raise `ConfigError` if a key is given and empty, as from a variable that is not set."""
+    """Raise `ConfigError` if a key is given and empty, as from a variable that is not set.
+
+    A configuration file's ``api-key:`` without a value becomes the text None, a key that everybody can guess.
+    """
     for flag in FLAGS:
         value = flag_value(arguments, flag)
-        if value is not None and not value.strip():
+        if value is not None and value.strip() in ("", "None"):
             raise ConfigError(f"{flag} is empty, which would serve everybody; give a key, or leave {flag} out")
 
 
-def keep_out_of_log() -> None:
-    """Have SGLang log its settings without the keys; call it once, before the launch."""
-    from sglang.srt.entrypoints import engine
+def hide_keys() -> None:
+    """Have SGLang show its settings without the keys, in its log and at ``/server_info``; call it before the launch."""
+    from sglang.srt.entrypoints import engine, http_server
 
-    # Upstream: 0.5.23 logs every setting at the start, keys as they are. Remove when it hides them.
-    engine._server_args_for_logging = _without_keys(engine._server_args_for_logging)
+    # Upstream: 0.5.23 logs every setting at the start, and tells all to whoever has the API key, the admin key too.
+    # Remove when it hides both keys as it hides those of watermarks.
+    for module in (engine, http_server):
+        module.redact_watermark_secrets = _without_keys(module.redact_watermark_secrets)
 
 
-def _without_keys(settings: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    def server_args_for_logging(server_args: Any) -> dict[str, Any]:
-        names = {flag.removeprefix("--").replace("-", "_") for flag in FLAGS}
-        return {name: "(hidden)" if name in names and value else value for name, value in settings(server_args).items()}
+def _without_keys(redact: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def redact_secrets(value: Any) -> Any:
+        return _hidden(redact(value))
 
-    return server_args_for_logging
+    return redact_secrets
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_hidden(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    shown = {name: HIDDEN if name in _FIELDS and one else _hidden(one) for name, one in value.items()}
+    command = shown.get("launch_command")
+    if isinstance(command, str):
+        for key in (value[name] for name in _FIELDS if value.get(name)):
+            command = re.sub(rf"(--(?:admin-)?api-key[= ]){re.escape(key)}(?= |$)", rf"\1{HIDDEN}", command)
+        shown["launch_command"] = command
+    return shown
 
 
 def _read(flag: str, file: Path) -> str:

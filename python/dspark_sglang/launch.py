@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspark_sglang import preflight
 from dspark_sglang.command_line import expand_config, flag_value, pace_flags
-from dspark_sglang.key_files import keep_out_of_log, refuse_empty_keys
+from dspark_sglang.key_files import hide_keys, refuse_empty_keys
 from dspark_sglang.metrics.flags import metric_flags
 from sgl_dspark.errors import ConfigError, LaunchError
 
@@ -247,7 +247,7 @@ def _run(server_args: Any, view: Any) -> None:
     from dspark_sglang.http.routes import add_routes
     from dspark_sglang.http.settings import HttpSettings
 
-    keep_out_of_log()
+    hide_keys()
     add_routes(http_server.app)
     ui.add_routes(http_server.app)
     settings, options = HttpSettings.from_environment(), {}

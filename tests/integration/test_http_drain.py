@@ -162,6 +162,10 @@ def check_keys(server: ServerProcess) -> None:
     for route in DANGEROUS:
         refused = requests.post(server.url + route, json={}, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
         assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key"), route
+    told = requests.get(server.url + "/server_info", headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+    assert told.json()["admin_api_key"] == "(hidden)"
+    assert ADMIN not in told.text
+    assert ADMIN not in server.log()
     admin = {"Authorization": f"Bearer {ADMIN}"}
     assert requests.post(server.url + "/flush_cache", headers=admin, timeout=60).status_code == 200
     assert requests.get(server.url + "/health", timeout=60).status_code == 200

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dspark_sglang.key_files import FLAGS, keep_out_of_log, key_flags
+from dspark_sglang.key_files import FLAGS, hide_keys, key_flags
 from sgl_dspark.errors import ConfigError
 
 
@@ -46,10 +46,24 @@ def test_one_key_is_given_once(tmp_path: Path) -> None:
         key_flags(["--api-key=b"], {"--api-key": str(tmp_path / "key")})
 
 
-def test_the_log_of_settings_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = pytest.importorskip("sglang.srt.entrypoints.engine")
-    settings = {"api_key": "hush", "admin_api_key": None, "port": 5}
-    monkeypatch.setattr(engine, "_server_args_for_logging", lambda server_args: settings)
-    keep_out_of_log()
-    assert engine._server_args_for_logging(None) == {"api_key": "(hidden)", "admin_api_key": None, "port": 5}
-    assert settings["api_key"] == "hush"
+@pytest.mark.parametrize("module", ["engine", "http_server"])
+def test_settings_are_shown_without_keys(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sglang")
+    from sglang.srt.entrypoints import engine, http_server
+
+    for one in (engine, http_server):
+        monkeypatch.setattr(one, "redact_watermark_secrets", one.redact_watermark_secrets)
+    hide_keys()
+    keys = {"api_key": "a.b", "admin_api_key": "hush"}
+    command = "--api-key=a.b --admin-api-key hush --model-path a.b --port 5"
+    shown = {"engine": engine, "http_server": http_server}[module].redact_watermark_secrets(
+        {**keys, "port": 5, "internal_states": [keys, {"api_key": None}], "launch_command": command}
+    )
+    hidden = dict.fromkeys(keys, "(hidden)")
+    assert shown == {
+        **hidden,
+        "port": 5,
+        "internal_states": [hidden, {"api_key": None}],
+        "launch_command": "--api-key=(hidden) --admin-api-key (hidden) --model-path a.b --port 5",
+    }
+    assert keys["api_key"] == "a.b"

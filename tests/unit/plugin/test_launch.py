@@ -196,10 +196,13 @@ def test_keys_of_files_are_sglangs_flags(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert planned == [["--port=5", "--api-key=-it's $HOME"]]
 
 
-@pytest.mark.parametrize("given", [["--api-key="], ["--admin-api-key", " "], ["--config", "f.yaml"]])
+@pytest.mark.parametrize(
+    "given", [["--api-key="], ["--admin-api-key", " "], ["--config", "f.yaml"], ["--config", "none.yaml"]]
+)
 def test_an_empty_key_is_refused(given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sglang")
     (tmp_path / "f.yaml").write_text('api-key: ""\n')
+    (tmp_path / "none.yaml").write_text("admin-api-key:\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="api-key is empty, which would serve everybody"):
         plan_launch([*PAIR, *given], plain=False, cuda=True)
