@@ -3,8 +3,14 @@
 #
 # OMP_NUM_THREADS   empty is unset: dspark takes one less than the CPUs that the container may use
 # SGL_DSPARK_STATE  folder whose calibration.json, if there is one, is used
-# SGL_DSPARK_KEYS   folder whose files api-key and admin-api-key, if there are any, hold the keys
+# SGL_DSPARK_KEYS   folder with a file api-key or admin-api-key or both; without one of them nothing is served. Unset,
+#                   the files of /run/secrets/sgl-dspark are used, if there are any
 set -eu
+
+refuse() {
+    echo "entrypoint: error: $1" >&2
+    exit 1
+}
 
 if [ "${1:-}" = serve ]; then
     if [ -z "${OMP_NUM_THREADS:-}" ]; then
@@ -21,11 +27,31 @@ if [ "${1:-}" = serve ]; then
                 ;;
         esac
     fi
-    for key in api-key admin-api-key; do
-        file=${SGL_DSPARK_KEYS:-/run/secrets/sgl-dspark}/$key
-        if [ -s "$file" ]; then
-            set -- "$@" "--$key=$(cat "$file")"
+    # Whatever is wrong with keys that somebody meant to set must end this: the server would be open to everybody. Files
+    # are named and not read here, so that no key is on a command line; dspark refuses those that are empty or unreadable.
+    keys=${SGL_DSPARK_KEYS:-/run/secrets/sgl-dspark}
+    guarded=
+    if [ -d "$keys" ]; then
+        if [ ! -r "$keys" ] || [ ! -x "$keys" ]; then
+            refuse "user $(id -u) cannot look into the folder of keys $keys; let it read and enter the folder."
         fi
-    done
+        for file in "$keys"/api-key "$keys"/admin-api-key; do
+            if [ -e "$file" ] || [ -L "$file" ]; then
+                set -- "$@" "--${file##*/}-file=$file"
+                guarded=yes
+            fi
+        done
+        # A shared secret may hold other things, beside the key that guards everything.
+        for file in "$keys"/*; do
+            if [ ! -e "$keys/api-key" ] && [ -e "$file" ] && [ "$file" != "$keys/admin-api-key" ]; then
+                refuse "$file is no key; call the file api-key or admin-api-key."
+            fi
+        done
+    elif [ -e "$keys" ] || [ -L "$keys" ]; then
+        refuse "$keys is no folder; keys are files api-key and admin-api-key in it."
+    fi
+    if [ -n "${SGL_DSPARK_KEYS:-}" ] && [ -z "$guarded" ]; then
+        refuse "SGL_DSPARK_KEYS names $keys, which holds neither api-key nor admin-api-key; unset it to serve without keys."
+    fi
 fi
 exec dspark "$@"

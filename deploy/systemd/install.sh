@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Install the service on this host: make install-systemd [APPLY=1], as root. Without APPLY=1 it only says what it would do.
 #
-# Expects the environment in /opt/sgl-dspark/venv (make setup DSPARK_VENV=/opt/sgl-dspark/venv in a checkout that stays, or
-# pip install 'sgl-dspark[serve]' there). Settings that are there already are kept. DESTDIR=DIR installs below a folder,
+# Expects the environment in /opt/sgl-dspark/venv: make setup DSPARK_VENV=/opt/sgl-dspark/venv in a checkout that stays, or
+# pip install 'sgl-dspark[serve]' there, which brings no demo draft, so that DSPARK_ARGS must name a pair. Settings that are there already are kept. DESTDIR=DIR installs below a folder,
 # as packagers do, and starts nothing.
 set -euo pipefail
 cd "$(dirname "$0")"

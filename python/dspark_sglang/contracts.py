@@ -1,7 +1,7 @@
 """What of SGLang 0.5.23 must be as it is: the shape of each function and class that we wrap, call or derive from.
 
-Names that we only import are not listed: `upstream` reads those out of our own sources. This module imports nothing of
-SGLang or of ours, so that it can be read beside any release.
+Names that we only import, or read from what we import, are not listed: `upstream` finds those in our own sources. This
+module imports nothing of SGLang or of ours, so that it can be read beside any release.
 """
 
 from __future__ import annotations
@@ -88,6 +88,38 @@ WRAPPED = (
             "update_weights_from_ipc",
         )
     ),
+)
+
+_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+_IO = "sglang.srt.managers.io_struct"
+
+# One for each name of SGLang that is assigned to in our sources, in place of hooks: before the server process serves.
+PATCHED = (
+    Contract(
+        "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request",
+        "refusing unknown models, mending answers",
+        ("request", "raw_request"),
+    ),
+    Contract(
+        "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses.create_responses",
+        "the same in the Responses API",
+        ("request", "raw_request"),
+    ),
+    Contract(f"{_MANAGER}._validate_one_request", "refusing ids outside of the vocabulary", ("obj", "input_ids")),
+    Contract(f"{_MANAGER}.sigterm_watchdog", "draining with a deadline"),
+    Contract(f"{_IO}.GenerateReqInput.__getitem__", "refusing uneven batches", ("i",)),
+    Contract(f"{_IO}.EmbeddingReqInput.__getitem__", "refusing uneven batches", ("i",)),
+    Contract(
+        "sglang.srt.utils.auth.decide_request_auth",
+        "answering 401 to keys that are not ASCII",
+        keywords=("method", "path", "authorization_header", "api_key", "admin_api_key", "auth_level"),
+    ),
+    Contract("sglang.srt.entrypoints.http_server.requests", "warming up through the gate", members=("post",)),
+    *(
+        Contract(f"sglang.srt.entrypoints.{module}.redact_watermark_secrets", "hiding keys", ("value",))
+        for module in ("engine", "http_server")
+    ),
+    Contract("sglang.srt.arg_groups.speculative_hook.resolving_view", "resolving DSPARK on a CPU", ("server_args",)),
 )
 
 _FORWARD_BATCH = (
@@ -189,12 +221,23 @@ USED = (
     ),
     Contract("sglang.srt.entrypoints.http_server._execute_server_warmup", "warming up", ("server_args",)),
     Contract(
-        "sglang.srt.managers.tokenizer_manager.TokenizerManager",
-        "draining, model names",
+        _MANAGER,
+        "draining, readiness, model names, adapters",
         members=(
             *("rid_to_state", "gracefully_exit", "signal_handler_class", "auto_create_handle_loop", "abort_request"),
-            *("server_status", "served_model_name", "model_config"),
+            *("server_status", "served_model_name", "model_config", "is_ready", "is_healthy"),
+            *("enable_lora", "lora_registry"),
         ),
     ),
+    Contract(f"{_MANAGER}.abort_request", "the end of a drain", keywords=("abort_all",)),
+    Contract(f"{_MANAGER}.auto_create_handle_loop", "draining before the first request"),
+    Contract(f"{_MANAGER}.get_internal_state", "GET /dspark/state"),
+    Contract(f"{_MANAGER}.set_internal_state", "POST /dspark/policy", ("obj",)),
+    Contract("sglang.srt.managers.tokenizer_manager.SignalHandler.sigterm_handler", "draining", ("signum", "frame")),
+    Contract(
+        "sglang.srt.utils.auth._get_auth_level_from_app_and_scope", "who may do what while starting", ("app", "scope")
+    ),
+    Contract("sglang.srt.utils.auth.auth_level", "guarding our routes", ("level",)),
+    Contract("sglang.srt.utils.common.kill_process_tree", "ending every process", ("parent_pid", "include_parent")),
     Contract("sglang.srt.server_args.ServerArgs", "resolving flags", members=("resolve_once", "add_cli_args")),
 )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspark_sglang import preflight
 from dspark_sglang.command_line import expand_config, flag_value, pace_flags
+from dspark_sglang.key_files import hide_keys, refuse_empty_keys
 from dspark_sglang.metrics.flags import metric_flags
 from sgl_dspark.errors import ConfigError, LaunchError
 
@@ -76,15 +77,23 @@ def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool, metrics: b
     Raises
     ------
     ConfigError
-        If a target is given without a draft, or a draft with ``--plain``.
+        If a target is given without a draft, a draft with ``--plain``, an API key that is empty, or no model where the
+        demo draft is not.
     """
     full = expand_config(arguments)
+    refuse_empty_keys(full)
     algorithm = flag_value(full, "--speculative-algorithm")
     draft = flag_value(full, *_DRAFT_FLAGS)
     demo = flag_value(full, *_MODEL_FLAGS) is None
     if demo:
+        lacks_draft = draft is None and algorithm is None and not plain
+        if lacks_draft and not DEMO_DRAFT.is_dir():
+            raise ConfigError(
+                "the demo draft comes with a checkout, not with an installed package: serve from a checkout, or name a "
+                "pair with --model-path and --speculative-draft-model-path"
+            )
         full += ["--model-path", str(_demo_target())]
-        if draft is None and algorithm is None and not plain:
+        if lacks_draft:
             draft = str(DEMO_DRAFT)
             full += [_DRAFT_FLAGS[0], draft]
     if plain:
@@ -238,6 +247,7 @@ def _run(server_args: Any, view: Any) -> None:
     from dspark_sglang.http.routes import add_routes
     from dspark_sglang.http.settings import HttpSettings
 
+    hide_keys()
     add_routes(http_server.app)
     ui.add_routes(http_server.app)
     settings, options = HttpSettings.from_environment(), {}

@@ -1,6 +1,7 @@
 """Whether SGLang, in the release that is installed, still is what this package was written for: name by name.
 
-Checked are every name that our sources import, every function that is wrapped, and the shape of what is called, read or
+Checked are every name that our sources import or read from what they import, every function that is wrapped or
+replaced, and the shape of what is called, read or
 derived from (`contracts`). Nothing here imports our own modules that import SGLang: where a name has moved those cannot
 be loaded. That all names hold says that the package fits, not that it is exact: the tests say that.
 """
@@ -17,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from dspark_sglang.contracts import USED, WRAPPED, Contract
+from dspark_sglang.contracts import PATCHED, USED, WRAPPED, Contract
 from dspark_sglang.findings import Finding, State
 
 OURS = Path(__file__).resolve().parent
@@ -42,7 +43,7 @@ def examine(supported: str) -> Iterator[Finding]:
     else:
         detail = f"{version}; this package was written for {supported}"
         yield Finding(State.NOTE, PACKAGE, detail, "see docs/rollout.md, Upgrading SGLang")
-    for kind, contracts in (("hook", WRAPPED), ("contract", USED)):
+    for kind, contracts in (("hook", WRAPPED), ("patch", PATCHED), ("contract", USED)):
         for contract in contracts:
             yield _finding(kind, contract.name, contract.use, broken(contract))
     for name, files in sorted(imported_names(OURS).items()):
@@ -117,12 +118,17 @@ def resolve(name: str) -> Any:
             if error.name is not None and module.startswith(error.name):
                 continue
             raise LookupError(f"{module} cannot be imported: {error}") from error
-        except ImportError as error:
-            raise LookupError(f"{module} cannot be imported: {error}") from error
+        except Exception as error:  # noqa: BLE001  # Whatever a release's own code does when it is loaded.
+            raise LookupError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
         for at, attribute in enumerate(parts[length:], length):
-            if not hasattr(found, attribute):
-                raise LookupError(f"{'.'.join(parts[:at])} has no {attribute}")
-            found = getattr(found, attribute)
+            try:
+                found = getattr(found, attribute)
+            except AttributeError as error:
+                raise LookupError(f"{'.'.join(parts[:at])} has no {attribute}") from error
+            except Exception as error:  # noqa: BLE001  # Of what a module loads when it is asked for.
+                raise LookupError(
+                    f"{'.'.join(parts[: at + 1])} cannot be had: {type(error).__name__}: {error}"
+                ) from error
         return found
     raise LookupError(f"there is no {parts[0]}")
 
@@ -169,11 +175,16 @@ def has_member(found: Any, name: str) -> bool:
 
 
 def imported_names(folder: Path) -> dict[str, Sequence[str]]:
-    """Return every dotted name of SGLang that the sources in a folder import, with the files that do."""
+    """Return every dotted name of SGLang that the sources in a folder import, with the files that do.
+
+    So are attributes of what is imported: ``http_server._global_state`` of an imported module ``http_server``.
+    """
     found: dict[str, list[str]] = {}
     for path in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            for name in _names(node):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        known = {local: name for node in nodes for local, name in _locals(node)}
+        for node in nodes:
+            for name in (*_names(node), *_attributes(node, known)):
                 files = found.setdefault(name, [])
                 where = path.relative_to(folder).as_posix()
                 if where not in files:
@@ -186,3 +197,14 @@ def _names(node: ast.AST) -> Iterator[str]:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
     elif isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE)
+
+
+def _locals(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield what an import calls things, and what they are in SGLang."""
+    if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == PACKAGE:
+        yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def _attributes(node: ast.AST, known: dict[str, str]) -> Iterator[str]:
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known:
+        yield f"{known[node.value.id]}.{node.attr}"

@@ -16,6 +16,7 @@ from tests.support.prometheus import GRAFANA, names_in
 from tests.support.server import ROOT
 
 CPU, GPU, MULTI = (CHART / f"values-{name}.yaml" for name in ("cpu", "gpu", "multi-node"))
+SCRAPED = "monitoring: {kind: PodMonitor}\n"
 EVERYTHING = CHART / "ci" / "everything-values.yaml"
 
 
@@ -85,7 +86,11 @@ def test_the_same_name_twice_is_found() -> None:
         ("model: {demo: true}\nprobes: {liveness: {timeoutSeconds: 1}}", "above 20"),
         ("model: {demo: true}\nmonitoring: {kind: Service}", "kind"),
         ("model: {path: /a, plain: true}\nparallel: {tensor: 3}\nmultiNode: {enabled: true}", "does not divide"),
-        ("model: {demo: true}\nautoscaling: {enabled: true, minReplicas: 9}", "maxReplicas"),
+        (f"model: {{demo: true}}\n{SCRAPED}autoscaling: {{enabled: true, minReplicas: 9}}", "maxReplicas"),
+        ("model: {demo: true}\nautoscaling: {enabled: true}", "autoscaling.scrapedElsewhere"),
+        ("model: {path: meta/target, draftPath: /b}", "set cache.size above the size of target and draft"),
+        ("model: {path: /a, draftPath: org/draft}", "model.draftPath is no folder"),
+        ("model: {path: org/target, plain: true}", "model.path is no folder"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(values: str, expected: str, tmp_path: Path) -> None:
@@ -143,10 +148,22 @@ def test_selectors_select_what_they_are_for() -> None:
         assert not any(service["spec"]["selector"].items() <= test.items() for service in services)
 
 
-@pytest.mark.parametrize(("values", "kind", "key"), [(GPU, "ServiceMonitor", "endpoints")])
-def test_the_job_is_the_one_that_alerts_ask_for(values: Path, kind: str, key: str) -> None:
-    (endpoint,) = one(documents(values), kind)["spec"][key]
-    assert {"targetLabel": "job", "replacement": "dspark"} in endpoint["relabelings"]
+@pytest.mark.parametrize(
+    ("values", "kind", "key", "job"),
+    [
+        (GPU, "ServiceMonitor", "endpoints", "dspark"),
+        (EVERYTHING, "PodMonitor", "podMetricsEndpoints", "dspark"),
+        (MULTI, "PodMonitor", "podMetricsEndpoints", "dspark-plain"),
+    ],
+)
+def test_the_job_is_the_one_that_alerts_ask_for(values: Path, kind: str, key: str, job: str) -> None:
+    """A server without DSpark has none of its metrics, whose absence is an alert."""
+    found = documents(values)
+    (endpoint,) = one(found, kind)["spec"][key]
+    assert {"targetLabel": "job", "replacement": job} in endpoint["relabelings"]
+    plain = any("--plain" in word for word in found[-1]["spec"]["containers"][0]["args"])
+    assert plain == (job == "dspark-plain")
+    assert 'job="dspark"' in (GRAFANA / "alerts.yaml").read_text()
 
 
 def test_rules_and_dashboards_are_those_of_grafana() -> None:
@@ -165,6 +182,9 @@ def test_rules_and_dashboards_are_those_of_grafana() -> None:
 def test_autoscaling_asks_for_metrics_that_exist(tmp_path: Path) -> None:
     triggers = one(documents(EVERYTHING), "ScaledObject")["spec"]["triggers"]
     queries = {trigger["name"]: trigger["metadata"]["query"] for trigger in triggers}
+    # KEDA takes an empty answer for 0, unless told otherwise: then a fleet that nobody scrapes would shrink under load.
+    for trigger in triggers:
+        assert trigger["metadata"].get("ignoreNullValues") == "false" or "or vector(0)" in trigger["metadata"]["query"]
     assert set(queries) == {"queued", "running", "missed-speed"}
     known = (ROOT / "tests" / "golden" / "sglang-metrics.txt").read_text()
     for query in queries.values():
@@ -189,6 +209,43 @@ def test_state_is_kept_by_what_it_was_measured_with(tmp_path: Path) -> None:
         assert spec["volumeClaimTemplates"][0]["metadata"]["name"] == "state"
         folders.add(folder)
     assert len(folders) == 2
+
+
+def render(text: str, folder: Path) -> list[dict[str, Any]]:
+    """Render the chart with values given as text."""
+    file = folder / "values.yaml"
+    file.write_text(text)
+    result = chart("template", file)
+    assert result.returncode == 0, result.stderr
+    return [document for document in yaml.safe_load_all(result.stdout) if document]
+
+
+HUB = "model: {path: org/target, draftPath: org/draft}\ncache: {size: 60Gi}\n"
+
+
+def test_models_of_a_hub_get_a_volume_that_holds_them(tmp_path: Path) -> None:
+    spec = one(render(HUB, tmp_path), "StatefulSet")["spec"]
+    sizes = {c["metadata"]["name"]: c["spec"]["resources"]["requests"]["storage"] for c in spec["volumeClaimTemplates"]}
+    assert sizes == {"state": "1Gi", "cache": "60Gi"}
+    (server,) = spec["template"]["spec"]["containers"]
+    assert {"name": "cache", "mountPath": "/var/lib/sgl-dspark/cache"} in server["volumeMounts"]
+    spec = one(render(f"{HUB}state: {{persistent: false}}\n", tmp_path), "StatefulSet")["spec"]
+    volumes = {volume["name"]: volume for volume in spec["template"]["spec"]["volumes"]}
+    assert "volumeClaimTemplates" not in spec
+    assert volumes["cache"]["emptyDir"] == {"sizeLimit": "60Gi"}
+
+
+@pytest.mark.parametrize(("more", "stage"), [("", "cpu"), ("gpu: {enabled: true}\n", "cuda")])
+def test_the_image_without_a_tag_is_one_that_is_built(more: str, stage: str, tmp_path: Path) -> None:
+    (server,) = one(render(HUB + more, tmp_path), "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    assert server["image"] == f"sgl-dspark:{version}-{stage}"
+    assert f"--tag {server['image']} " in (ROOT / "Dockerfile").read_text()
+
+
+def test_autoscaling_by_a_scrape_of_ones_own(tmp_path: Path) -> None:
+    text = "model: {demo: true}\nautoscaling: {enabled: true, scrapedElsewhere: true}\n"
+    assert one(render(text, tmp_path), "ScaledObject")
 
 
 def test_parallel_sizes_are_gpus() -> None:
@@ -236,4 +293,6 @@ def test_keys_are_read_from_a_secret(tmp_path: Path) -> None:
         (volume,) = (v for v in pod["volumes"] if v["name"] == "keys")
         assert volume["secret"]["secretName"] == ("dspark-keys" if own else "theirs")
         assert {"name": "SGL_DSPARK_KEYS", "value": "/run/secrets/sgl-dspark"} in pod["containers"][0]["env"]
+    # Without a secret no key is required.
+    assert "SGL_DSPARK_KEYS" not in str(documents(CPU))
     assert "another 'key'" in one(documents(EVERYTHING), "Secret")["stringData"]["admin-api-key"]

@@ -129,58 +129,6 @@ def test_values_are_put_in() -> None:
     assert dockerfile.assignments("PATH=/a:$PATH B='${C} d'", {"PATH": "/b", "C": "c"}) == {"PATH": "/a:/b", "B": "c d"}
 
 
-@pytest.fixture
-def entrypoint(tmp_path: Path):
-    """Run the entrypoint with a dspark that tells its arguments, threads and process."""
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "dspark"
-    program.write_text('#!/bin/sh\necho "$$" "${OMP_NUM_THREADS-unset}"\nfor a in "$@"; do echo "<$a>"; done\n')
-    program.chmod(0o755)
-
-    def start(*arguments: str, **variables: str) -> tuple[str, list[str]]:
-        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-        settings = {
-            "PATH": path,
-            "SGL_DSPARK_KEYS": str(tmp_path),
-            **variables,
-        }
-        command = ["sh", str(DOCKER / "entrypoint.sh"), *arguments]
-        process = subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, text=True)
-        output, _ = process.communicate(timeout=30)
-        assert process.returncode == 0
-        first, *words = output.splitlines()
-        pid, threads = first.split()
-        assert int(pid) == process.pid, "dspark must take the place of the shell, which would keep SIGTERM to itself"
-        return threads, [word[1:-1] for word in words]
-
-    return start
-
-
-def test_entrypoint_hands_on(entrypoint) -> None:
-    assert entrypoint("serve", "--a", "b c") == ("unset", ["serve", "--a", "b c"])
-    assert entrypoint("doctor", OMP_NUM_THREADS="3") == ("3", ["doctor"])
-
-
-@pytest.mark.parametrize(("given", "threads"), [("", "unset"), ("2", "2")])
-def test_an_empty_number_of_threads_is_none(given, threads, entrypoint) -> None:
-    """Compose hands an unset variable on as an empty one, which dspark would take for a mistake."""
-    found, _ = entrypoint("serve", OMP_NUM_THREADS=given)
-    assert found == threads
-
-
-def test_keys_and_calibration_are_found(entrypoint, tmp_path: Path) -> None:
-    (tmp_path / "api-key").write_text("it's $HOME\n")
-    state = tmp_path / "state" / "deep"
-    _, words = entrypoint("serve", SGL_DSPARK_STATE=str(state))
-    assert words == ["serve", "--api-key=it's $HOME"]
-    (state / "calibration.json").write_text("{}")
-    _, words = entrypoint("serve", SGL_DSPARK_STATE=str(state))
-    assert words == ["serve", "--calibration", f"{state}/calibration.json", "--api-key=it's $HOME"]
-    for flags in (["--plain"], ["--calibration=off"], ["--calibration", "off"]):
-        _, words = entrypoint("serve", *flags, SGL_DSPARK_STATE=str(state))
-        assert words == ["serve", *flags, "--api-key=it's $HOME"]
-
-
 class Answers(BaseHTTPRequestHandler):
     """Answers what the class attribute says, by path."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,11 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import requests
 
 from tests.support import pair
-from tests.support.server import REQUEST_S, ServerProcess
+from tests.support.server import REQUEST_S, STOP_S, ServerProcess, free_port, serve_command, server_environment
 
 pytestmark = pytest.mark.server
 STREAMS = 16
@@ -42,6 +44,31 @@ def served(folder: Path, *flags: str) -> Iterator[ServerProcess]:
         yield server
     finally:
         server.kill()
+
+
+def test_sigterm_while_loading_ends_everything_at_once_and_the_log_has_no_key(tmp_path: Path) -> None:
+    pytest.importorskip("sglang")
+    (tmp_path / "key").write_text(KEY)
+    flags = [*pair.SERVER_FLAGS, "--speculative-draft-model-path", str(pair.DRAFT), "--drain-timeout=600"]
+    flags += ["--api-key-file", str(tmp_path / "key"), "--step-time-profile", str(tmp_path / "steps.json")]
+    command = serve_command(*flags, "--port", str(free_port()))
+    with subprocess.Popen(
+        command, env=server_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            # The first word of the process that holds the model; by then it has more than one child.
+            if "Load weight begin" in line:
+                break
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        lines += process.stdout
+        assert process.wait(STOP_S) == 0, "".join(lines[-40:])
+    assert any("server_args=" in line for line in lines)
+    assert KEY not in "".join(lines)
+    assert children
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 
 def listen(server: ServerProcess, tokens: int, begun: threading.Barrier, **headers: str) -> list[Any]:
@@ -135,6 +162,10 @@ def check_keys(server: ServerProcess) -> None:
     for route in DANGEROUS:
         refused = requests.post(server.url + route, json={}, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
         assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key"), route
+    told = requests.get(server.url + "/server_info", headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+    assert told.json()["admin_api_key"] == "(hidden)"
+    assert ADMIN not in told.text
+    assert ADMIN not in server.log()
     admin = {"Authorization": f"Bearer {ADMIN}"}
     assert requests.post(server.url + "/flush_cache", headers=admin, timeout=60).status_code == 200
     assert requests.get(server.url + "/health", timeout=60).status_code == 200

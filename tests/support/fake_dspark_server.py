@@ -33,6 +33,8 @@ class FakeDsparkServer:
         Rounds in one answer.
     admin_key : str, optional
         Wanted by ``/dspark/policy`` and ``/dspark/records``.
+    api_key : str, optional
+        Wanted by ``GET /dspark/state``, where the admin key does not help, as with SGLang.
     on_chat : callable, optional
         Called with the body of each chat request.
     """
@@ -47,11 +49,12 @@ class FakeDsparkServer:
         capacity: int = 10**9,
         most: int = 1000,
         admin_key: str | None = None,
+        api_key: str | None = None,
         on_chat: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.gamma, self.rounds, self.most, self.capacity = gamma, rounds, most, capacity
         self.laws = {False: greedy or Traffic(1.5), True: sampled or Traffic(1.0, -0.8)}
-        self.admin_key, self.on_chat = admin_key, on_chat
+        self.admin_key, self.api_key, self.on_chat = admin_key, api_key, on_chat
         self.policy: dict[str, Any] = dict(POLICY)
         self.policies: list[dict[str, Any]] = []
         self.bodies: list[dict[str, Any]] = []
@@ -108,7 +111,8 @@ class FakeDsparkServer:
 def _handler(fake: FakeDsparkServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path.startswith("/dspark/records") and not self._admitted():
+            key = fake.admin_key if self.path.startswith("/dspark/records") else fake.api_key
+            if not self._admitted(key):
                 return self._reply(401, b'{"error": "unauthorized"}')
             found = fake.get(self.path)
             return self._reply(200 if found is not None else 404, json.dumps(found).encode())
@@ -117,14 +121,14 @@ def _handler(fake: FakeDsparkServer) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path == "/v1/chat/completions":
                 return self._reply(200, fake.chat(body))
-            if not self._admitted():
+            if not self._admitted(fake.admin_key):
                 return self._reply(401, b'{"error": "unauthorized"}')
             fake.policy = body
             fake.policies.append(body)
             return self._reply(200, json.dumps({"policy": body}).encode())
 
-        def _admitted(self) -> bool:
-            return fake.admin_key is None or self.headers["Authorization"] == f"Bearer {fake.admin_key}"
+        def _admitted(self, key: str | None) -> bool:
+            return key is None or self.headers["Authorization"] == f"Bearer {key}"
 
         def _reply(self, status: int, content: bytes) -> None:
             self.send_response(status)

@@ -15,7 +15,7 @@ from sgl_dspark.calibration.records import RecordSet, from_wire
 from sgl_dspark.errors import DataError, DsparkError
 
 # SGLang's --admin-api-key, where one is set; an environment variable, so that it does not show in process lists.
-ADMIN_KEY = "DSPARK_ADMIN_KEY"
+API_KEY, ADMIN_KEY = "DSPARK_API_KEY", "DSPARK_ADMIN_KEY"
 _TIMEOUT_S = 60
 
 
@@ -113,8 +113,10 @@ class Server:
             If there is no such answer.
         """
         headers = {"Content-Type": "application/json"}
-        if os.environ.get(ADMIN_KEY):
-            headers["Authorization"] = f"Bearer {os.environ[ADMIN_KEY]}"
+        # Each opens what the other does not, where a server has both; one that has one takes it everywhere.
+        key = (path == "/dspark/state" and os.environ.get(API_KEY)) or os.environ.get(ADMIN_KEY)
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}{path}", data, headers)
         try:
@@ -122,7 +124,7 @@ class Server:
                 found = json.loads(reply.read())
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace").strip()[:300]
-            hint = f"; set {ADMIN_KEY} to its admin key" if error.code in (401, 403) else ""
+            hint = f"; set {ADMIN_KEY} to its admin key, {API_KEY} to its API key" if error.code in (401, 403) else ""
             raise ServerError(f"{self.url}{path} answered {error.code}: {said or error.reason}{hint}") from error
         except (OSError, ValueError) as error:
             raise ServerError(f"{self.url}{path} failed: {error}") from error

@@ -14,7 +14,7 @@ EPILOG = """examples:
 
 While it collects, the server verifies whole blocks, so that every slot is observed; its policy is restored afterwards.
 Greedy (temperature 0) and sampled requests are calibrated apart. If the server has an admin key, put it into the
-environment as DSPARK_ADMIN_KEY."""
+environment as DSPARK_ADMIN_KEY, and its API key, if it has both, as DSPARK_API_KEY."""
 
 
 def _count(text: str) -> int:

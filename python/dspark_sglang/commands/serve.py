@@ -66,11 +66,24 @@ def _add_http_arguments(parser: ArgumentParser) -> None:
         ("--cors-origins", str, "LIST", "origins whose pages may read answers, comma-separated, or none (default: *)"),
     ):
         http.add_argument(flag, type=kind, metavar=metavar, help=text)
+    for flag in ("--api-key", "--admin-api-key"):
+        http.add_argument(
+            f"{flag}-file",
+            metavar="FILE",
+            help=f"file with the key that {flag} would show to everybody on this machine; not served without",
+        )
     http.add_argument("--any-model", action="store_true", help="serve every model name; else 404 for an unknown one")
 
 
 def run(args: Namespace) -> int:
-    """Serve until stopped; 0 after Ctrl-C or SIGTERM."""
+    """Serve until stopped; 0 after SIGTERM, even while loading, and after Ctrl-C once it serves."""
+    from dspark_sglang.key_files import key_flags
+    from dspark_sglang.startup_signal import end_on_sigterm
+
+    # First of all: importing and loading take minutes.
+    end_on_sigterm()
+    keys = key_flags(args.rest, {"--api-key": args.api_key_file, "--admin-api-key": args.admin_api_key_file})
+
     import torch
 
     from dspark_sglang.cuda_flags import for_cuda
@@ -80,7 +93,7 @@ def run(args: Namespace) -> int:
     from dspark_sglang.scheduling_flags import set_scheduling
 
     cuda = torch.cuda.is_available()
-    plan = plan_launch(args.rest, plain=args.plain, cuda=cuda, metrics=not args.no_metrics)
+    plan = plan_launch([*args.rest, *keys], plain=args.plain, cuda=cuda, metrics=not args.no_metrics)
     if cuda:
         plan = for_cuda(plan)
     set_sla(args.sla)

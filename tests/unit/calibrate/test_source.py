@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dspark_sglang.calibrate.source import ADMIN_KEY, Server, ServerError
+from dspark_sglang.calibrate.source import ADMIN_KEY, API_KEY, Server, ServerError
 from sgl_dspark.errors import DataError
 from tests.support.fake_dspark_server import POLICY, FakeDsparkServer
 
@@ -48,12 +48,26 @@ def test_whole_blocks_are_verified_and_the_policy_comes_back() -> None:
 
 def test_an_admin_key_is_sent_and_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ADMIN_KEY, raising=False)
+    monkeypatch.delenv(API_KEY, raising=False)
     with FakeDsparkServer(admin_key="secret") as fake:
         fake.record(3)
         with pytest.raises(ServerError, match=f"401.*{ADMIN_KEY}"):
             Server(fake.url).rounds(0)
         monkeypatch.setenv(ADMIN_KEY, "secret")
         assert len(Server(fake.url).rounds(0).records) == 3
+
+
+def test_the_state_is_asked_with_the_api_key_where_there_are_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang opens with the one what it closes to the other."""
+    monkeypatch.setenv(ADMIN_KEY, "admin")
+    monkeypatch.setenv(API_KEY, "api")
+    with FakeDsparkServer(gamma=5, admin_key="admin", api_key="api") as fake:
+        with Server(fake.url).verifying_in_full():
+            assert fake.policy == {"policy": "static", "verify_drafts": 5}
+        assert len(Server(fake.url).rounds(0).records) == 0
+        monkeypatch.delenv(API_KEY)
+        with pytest.raises(ServerError, match=f"/dspark/state answered 401.*{API_KEY}"):
+            Server(fake.url).gamma()
 
 
 def test_servers_without_the_routes_are_named() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import signal
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -117,6 +120,17 @@ def test_without_a_model_the_demo_pair_is_served(monkeypatch: pytest.MonkeyPatch
     assert alone.arguments == ["--port", "5", "--model-path", "demo"]
 
 
+def test_the_demo_of_an_installed_package_is_refused_before_anything_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launch, "DEMO_DRAFT", tmp_path / "site-packages" / "checkpoints")
+    monkeypatch.setattr(launch, "_demo_target", lambda: pytest.fail("fetched"))
+    with pytest.raises(ConfigError, match="serve from a checkout, or name a pair with --model-path"):
+        plan_launch(["--port", "5"], plain=False, cuda=True)
+    monkeypatch.setattr(launch, "_demo_target", lambda: Path("demo"))
+    assert plan_launch([], plain=True, cuda=True).demo
+
+
 def test_another_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "0.5.24")
     with pytest.raises(LaunchError, match=r"SGLang 0.5.24 is installed, .*pip install sglang==0.5.23"):
@@ -133,8 +147,6 @@ def test_a_missing_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_takes_every_flag_and_its_own() -> None:
-    import argparse
-
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     args, rest = parser.parse_known_args(["--plain", "--shortlist", "7", "--mem-fraction-static", "0.5"])
@@ -142,8 +154,55 @@ def test_the_command_takes_every_flag_and_its_own() -> None:
     assert command.PASS_THROUGH
 
 
-def test_a_negative_shortlist_is_refused() -> None:
-    import argparse
+def run_command(*arguments: str) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    args, args.rest = parser.parse_known_args(arguments)
+    command.run(args)
 
+
+@pytest.fixture
+def keep_signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("keep_signals")
+def test_a_negative_shortlist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_demo_target", lambda: Path("demo"))
     with pytest.raises(ConfigError, match="--shortlist must be at least 0, not -1"):
-        command.run(argparse.Namespace(shortlist=-1, plain=False, no_metrics=True, sla=None, rest=[]))
+        run_command("--shortlist=-1")
+
+
+@pytest.mark.usefixtures("keep_signals")
+def test_sigterm_is_heard_from_the_first_moment_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    heard = []
+    monkeypatch.setattr(launch, "plan_launch", lambda *_, **__: heard.append(signal.getsignal(signal.SIGTERM)) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_command()
+    assert callable(heard[0])
+    assert heard[0].__module__ == "dspark_sglang.startup_signal"
+
+
+@pytest.mark.usefixtures("keep_signals")
+def test_keys_of_files_are_sglangs_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("-it's $HOME\n")
+    planned = []
+    monkeypatch.setattr(launch, "plan_launch", lambda arguments, **_: planned.append(arguments) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_command("--api-key-file", str(tmp_path / "a"), "--port=5")
+    assert planned == [["--port=5", "--api-key=-it's $HOME"]]
+
+
+@pytest.mark.parametrize(
+    "given", [["--api-key="], ["--admin-api-key", " "], ["--config", "f.yaml"], ["--config", "none.yaml"]]
+)
+def test_an_empty_key_is_refused(given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sglang")
+    (tmp_path / "f.yaml").write_text('api-key: ""\n')
+    (tmp_path / "none.yaml").write_text("admin-api-key:\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="api-key is empty, which would serve everybody"):
+        plan_launch([*PAIR, *given], plain=False, cuda=True)

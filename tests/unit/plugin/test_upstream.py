@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -21,11 +22,74 @@ from dspark_sglang.launch import SUPPORTED_SGLANG
 from sgl_dspark.cli import main
 
 SLOTS = "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func"
-CONTRACT = {contract.name: contract for contract in (*contracts.WRAPPED, *contracts.USED)}
+MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+CONTRACT = {contract.name: contract for contract in (*contracts.WRAPPED, *contracts.PATCHED, *contracts.USED)}
 
 
 def test_every_hook_has_its_contract() -> None:
     assert {hook.target for hook in hooks.HOOKS} == {contract.name for contract in contracts.WRAPPED}
+
+
+def assigned(folder: Path) -> set[str]:
+    """Read which names of SGLang sources assign to: ``module.name = ...``, also of a loop's variable."""
+    found = set()
+    for path in folder.rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        known = {local: {name} for node in nodes for local, name in upstream._locals(node)}
+        for node in nodes:
+            if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and isinstance(node.iter, ast.Tuple):
+                each = [known.get(one.id, set()) for one in node.iter.elts if isinstance(one, ast.Name)]
+                known.setdefault(node.target.id, set()).update(*each)
+        for node in nodes:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            for target in targets:
+                if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+                    found |= {f"{name}.{target.attr}" for name in known.get(target.value.id, ())}
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "patch"):
+                first = node.args[0]
+                assert not (isinstance(first, ast.Name) and first.id in known), f"{path}: write it as an assignment"
+    return found
+
+
+def test_every_patch_has_its_contract() -> None:
+    assert assigned(upstream.OURS) == {contract.name for contract in contracts.PATCHED}
+
+
+def test_assignments_are_read_from_sources(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "from sglang import b\ndef f(own):\n    from sglang.c import D, E\n    own.x = b.y = 1\n"
+        "    for kind in (D, E):\n        kind.z = 2\n    D.n: int = 3\n    b.m += 4\n"
+    )
+    names = {"sglang.b.y", "sglang.c.D.z", "sglang.c.E.z", "sglang.c.D.n", "sglang.b.m"}
+    assert assigned(tmp_path) == names
+
+
+@pytest.mark.parametrize("name", [contract.name for contract in contracts.PATCHED])
+def test_a_patched_name_that_is_gone_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, _, last = name.rpartition(".")
+    monkeypatch.setattr(upstream, "moved_to", lambda name: "")
+    monkeypatch.delattr(upstream.resolve(where), last)
+    assert upstream.broken(CONTRACT[name]) == f"{where} has no {last}"
+
+
+@pytest.mark.parametrize("name", [c.name for c in contracts.PATCHED if c.parameters])
+def test_a_patched_function_that_takes_something_else_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, _, last = name.rpartition(".")
+    monkeypatch.setattr(upstream.resolve(where), last, lambda self, other: None)
+    assert "takes (other" in upstream.broken(CONTRACT[name])
+
+
+def test_readiness_that_went_elsewhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(upstream.resolve(MANAGER), "is_ready")
+    assert upstream.broken(CONTRACT[MANAGER]) == "has no is_ready"
+
+
+def test_a_patch_that_is_gone_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(upstream.resolve(MANAGER), "sigterm_watchdog")
+    assert main(["doctor", "--upstream"]) == 1
+    assert f"{MANAGER}.sigterm_watchdog" in capsys.readouterr().out.rstrip().splitlines()[-1]
 
 
 def test_the_installed_release_keeps_every_contract() -> None:
@@ -87,6 +151,22 @@ def test_a_module_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPat
         upstream.resolve("sglang.made_up.thing")
     with pytest.raises(LookupError, match="there is no nowhere"):
         upstream.resolve("nowhere.at.all")
+
+
+@pytest.mark.parametrize("raised", [AttributeError("a 'b'"), RuntimeError("no device"), KeyError("x")])
+def test_a_module_that_fails_when_it_is_imported_is_named(raised: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> ModuleType:
+        raise raised
+
+    monkeypatch.setattr(upstream.importlib, "import_module", fail)
+    monkeypatch.setattr(upstream, "moved_to", lambda name: "")
+    problem = upstream.broken(Contract("sglang.made_up.thing", ""))
+    assert problem == f"sglang.made_up.thing cannot be imported: {type(raised).__name__}: {raised}"
+
+
+def test_what_is_read_from_an_import_is_one_more_name(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f():\n    from sglang.b import c as d\n    return d.e.g, other.h\n")
+    assert set(upstream.imported_names(tmp_path)) == {"sglang.b.c", "sglang.b.c.e"}
 
 
 def test_imports_are_read_from_sources_wherever_they_stand(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "dspark.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- $stage := ternary "cuda" "cpu" .Values.gpu.enabled }}
+{{- .Values.image.repository }}:{{ .Values.image.tag | default (printf "%s-%s" .Chart.AppVersion $stage) }}
 {{- end }}
 
 {{- define "dspark.serviceAccountName" -}}
@@ -68,6 +69,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- if and .Values.model.plain .Values.model.draftPath }}
 {{- fail "model.plain serves the target alone; leave out model.draftPath or model.plain" }}
+{{- end }}
+{{- range $name := list "path" "draftPath" }}
+{{- $path := get $.Values.model $name }}
+{{- if and $path (not (hasPrefix "/" $path)) (not $.Values.cache.size) }}
+{{- fail (printf "model.%s is no folder of the container but %q, which is downloaded: set cache.size above the size of target and draft, or mount them by model.volume and name a path that begins with /" $name $path) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.autoscaling.enabled (eq .Values.monitoring.kind "none") (not .Values.autoscaling.scrapedElsewhere) }}
+{{- fail "autoscaling asks for metrics with the labels namespace and pod, which monitoring.kind brings: set it to ServiceMonitor or PodMonitor, or set autoscaling.scrapedElsewhere if another scrape brings them" }}
 {{- end }}
 {{- if lt (int .Values.probes.liveness.timeoutSeconds) 21 }}
 {{- fail "probes.liveness.timeoutSeconds must be above 20: /health waits that long for a token before it gives up" }}

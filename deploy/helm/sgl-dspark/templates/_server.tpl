@@ -72,7 +72,10 @@ args:
   {{- include "dspark.args" .root | nindent 2 }}
 env:
   - {name: SGL_DSPARK_STATE, value: {{ include "dspark.stateFolder" .root }}}
+  {{- if include "dspark.keysSecret" .root }}
+  # With it the entrypoint starts nothing without a key.
   - {name: SGL_DSPARK_KEYS, value: /run/secrets/sgl-dspark}
+  {{- end }}
   {{- with .root.Values.server.env }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -96,6 +99,9 @@ securityContext:
   capabilities: {drop: [ALL]}
 volumeMounts:
   - {name: state, mountPath: /var/lib/sgl-dspark}
+  {{- if .root.Values.cache.size }}
+  - {name: cache, mountPath: /var/lib/sgl-dspark/cache}
+  {{- end }}
   - {name: tmp, mountPath: /tmp}
   - {name: shm, mountPath: /dev/shm}
   {{- if include "dspark.keysSecret" .root }}
@@ -153,6 +159,9 @@ spec:
   volumes:
     {{- if or (not .root.Values.state.persistent) .root.Values.multiNode.enabled }}
     - {name: state, emptyDir: {}}
+    {{- end }}
+    {{- if and .root.Values.cache.size (or (not .root.Values.state.persistent) .root.Values.multiNode.enabled) }}
+    - {name: cache, emptyDir: {sizeLimit: {{ .root.Values.cache.size }}}}
     {{- end }}
     - {name: tmp, emptyDir: {}}
     - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ .root.Values.sharedMemory }}}}
