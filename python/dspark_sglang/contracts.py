@@ -61,6 +61,11 @@ WRAPPED = (
         ("obj",),
     ),
     Contract(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request",
+        "a seed for each of n answers",
+        ("tokenized_obj",),
+    ),
+    Contract(
         f"{_SCHEDULER}.internal_state.SchedulerInternalStateController.set_internal_state",
         "POST /dspark/policy",
         ("recv_req",),
@@ -193,8 +198,16 @@ USED = (
         "draining, model names",
         members=(
             *("rid_to_state", "gracefully_exit", "signal_handler_class", "auto_create_handle_loop", "abort_request"),
-            *("server_status", "served_model_name", "model_config"),
+            *("server_status", "served_model_name", "model_config", "context_len", "_validate_one_request"),
         ),
+    ),
+    Contract(
+        "sglang.srt.managers.io_struct.GenerateReqInput", "bounding n", members=("normalize_batch_and_arguments",)
+    ),
+    Contract(
+        "sglang.srt.managers.io_struct",
+        "checking what is sent to the scheduler",
+        members=("msgpack_encode", "msgpack_decode", "_USE_PICKLE_IPC", "PositionalEmbeds"),
     ),
     Contract("sglang.srt.server_args.ServerArgs", "resolving flags", members=("resolve_once", "add_cli_args")),
 )

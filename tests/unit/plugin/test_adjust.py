@@ -17,7 +17,7 @@ from dspark_sglang.adjust import traits as t
 from dspark_sglang.adjust.answers import Answers
 from dspark_sglang.adjust.grammars import GrammarWalk
 from dspark_sglang.adjust.processors import process
-from dspark_sglang.adjust.seeds import SeededRequests
+from dspark_sglang.adjust.seeds import SeededRequests, following, move_on
 from dspark_sglang.adjust.step import Biases, StepAdjustments
 from sgl_dspark.sampling.block import DraftBlock
 from tests.support import pair
@@ -194,3 +194,32 @@ def test_seeded_requests_of_a_part_of_the_batch() -> None:
     assert torch.equal(part.uniforms(4), seeded.uniforms(4)[1:])
     assert seeded.mask(5).tolist() == [False, True, False, True, True]
     assert seeded.select(torch.tensor([0, 2])) is None
+
+
+def test_each_of_several_answers_has_its_own_seed() -> None:
+    """The seed moves on with each answer that is sent, over all of int64, and stays where one answer is asked."""
+    for seed in (0, 7, -1, 2**63 - 1, -(2**63)):
+        several, alone = SamplingParams(n=3, sampling_seed=seed), SamplingParams(n=1, sampling_seed=seed)
+        seeds = []
+        for _ in range(64):
+            seeds.append(several.sampling_seed)
+            move_on(several)
+            move_on(alone)
+        assert seeds[:2] == [seed, following(seed)]
+        assert len(set(seeds)) == 64
+        several.verify(10)
+        assert alone.sampling_seed == seed
+    unseeded = SamplingParams(n=3)
+    move_on(unseeded)
+    assert unseeded.sampling_seed is None
+
+
+def test_the_answers_to_one_prompt_do_not_share_their_uniforms() -> None:
+    seeds = [5]
+    for _ in range(3):
+        seeds.append(following(seeds[-1]))
+    width = 4000
+    one = torch.tensor([0])
+    found = torch.stack([SeededRequests(one, torch.tensor([s]), one).uniforms(width)[0] for s in seeds])
+    assert found.unique().numel() == found.numel()
+    assert (torch.corrcoef(found) - torch.eye(4)).abs().max() < 5 / width**0.5
