@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dspark_sglang.adjust.seeds import SeededRequests
 
 
-class SeededSampler:
-    """SGLang's sampler, which is left nothing to draw where a seed has drawn already.
+class SettledSampler:
+    """SGLang's sampler, which is left nothing to draw where the choice is settled: by a seed, or as a greedy row's.
 
     Attributes
     ----------
@@ -44,14 +44,19 @@ class SeededSampler:
     def __call__(
         self, logits_output: Any, sampling_info: SamplingBatchInfo, return_logprob: bool, *rest: Any, **named: Any
     ) -> Any:
-        """Sample as SGLang's sampler does; rows of seeded requests leave it one token each."""
+        """Sample as SGLang's sampler does; rows whose choice is settled leave it one token each."""
         seeded, self.seeded = self.seeded, None
-        if seeded is None:
+        mixed = sampling_info.is_any_greedy and not sampling_info.is_all_greedy
+        if seeded is None and not mixed:
             return self._sampler(logits_output, sampling_info, return_logprob, *rest, **named)
         processed = self._sampler._preprocess_logits(logits_output.next_token_logits, sampling_info)
         if return_logprob:
             named.setdefault("logprob_logits", processed.clone())
-        logits_output.next_token_logits = force_choices(processed, sampling_info, seeded)
+        if mixed:
+            force_greedy(processed, sampling_info.top_ks <= 1)
+        if seeded is not None:
+            force_choices(processed, sampling_info, seeded)
+        logits_output.next_token_logits = processed
         had, sampling_info.has_custom_logit_processor = sampling_info.has_custom_logit_processor, False
         try:
             return self._sampler(logits_output, sampling_info, return_logprob, *rest, **named)
@@ -59,8 +64,19 @@ class SeededSampler:
             sampling_info.has_custom_logit_processor = had
 
 
-def force_choices(logits: Tensor, info: SamplingBatchInfo, seeded: SeededRequests) -> Tensor:
-    """Leave the rows of seeded requests their choice alone, in place; returns ``logits`` [R, V]."""
+def force_greedy(logits: Tensor, greedy: Tensor) -> None:
+    """Leave greedy rows (bool [R]) of ``logits`` [R, V] their argmax alone, in place.
+
+    Upstream: 0.5.23 takes a greedy row beside a sampled one from a sort, which orders equal logits as it likes, and a
+    greedy row among its kind from an argmax: so neighbours decide between tied tokens. Remove when both are the argmax.
+    """
+    best = logits.argmax(-1, keepdim=True)
+    logits.masked_fill_(greedy.unsqueeze(1), float("-inf"))
+    logits.scatter_(1, best, torch.where(greedy.unsqueeze(1), 0.0, logits.gather(1, best)))
+
+
+def force_choices(logits: Tensor, info: SamplingBatchInfo, seeded: SeededRequests) -> None:
+    """Leave the rows of seeded requests their choice alone, in place in ``logits`` [R, V]."""
     places = seeded.places.to(logits.device)
     law = target_probs(
         logits[places],
@@ -72,7 +88,6 @@ def force_choices(logits: Tensor, info: SamplingBatchInfo, seeded: SeededRequest
     chosen = draw(law, seeded.uniforms(1).squeeze(1))
     logits.index_fill_(0, places, float("-inf"))
     logits[places, chosen] = 0.0
-    return logits
 
 
 def continue_penalties(

@@ -16,6 +16,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from dspark_sglang.adjust import traits as t
 from dspark_sglang.adjust.answers import Answers
 from dspark_sglang.adjust.grammars import GrammarWalk
+from dspark_sglang.adjust.prefill import SettledSampler
 from dspark_sglang.adjust.processors import process
 from dspark_sglang.adjust.seeds import SeededRequests, following, move_on
 from dspark_sglang.adjust.step import Biases, StepAdjustments
@@ -223,3 +224,37 @@ def test_the_answers_to_one_prompt_do_not_share_their_uniforms() -> None:
     found = torch.stack([SeededRequests(one, torch.tensor([s]), one).uniforms(width)[0] for s in seeds])
     assert found.unique().numel() == found.numel()
     assert (torch.corrcoef(found) - torch.eye(4)).abs().max() < 5 / width**0.5
+
+
+@pytest.mark.parametrize("top_k", [2, 5, 2048])
+def test_a_first_token_of_tied_logits_is_the_same_alone_and_beside_a_sampled_neighbour(top_k: int) -> None:
+    """SGLang's sampler takes a greedy row of a mixed batch from a sort, which orders ties as it likes."""
+    vocab = 2048
+
+    class Sampler:
+        def _preprocess_logits(self, logits: torch.Tensor, _: Any) -> torch.Tensor:
+            return logits
+
+        def __call__(self, output: Any, info: Any, return_logprob: bool, **named: Any) -> torch.Tensor:
+            self.named = named
+            probs = output.next_token_logits.softmax(-1)
+            return torch.topk(probs, top_k).indices[:, 0] if not info.is_all_greedy else probs.argmax(-1)
+
+    generator = torch.Generator().manual_seed(4)
+    inner = Sampler()
+    sampler = SettledSampler(inner)
+    for _ in range(20):
+        logits = torch.zeros(3, vocab)
+        logits[:, torch.randperm(vocab, generator=generator)[:3]] = torch.tensor([1.0, 1.0, 0.5])
+        found = []
+        for top_ks in ([1, 1, 1], [1, top_k, 1]):
+            info = SimpleNamespace(
+                is_all_greedy=top_ks[1] == 1,
+                is_any_greedy=True,
+                top_ks=torch.tensor(top_ks),
+                has_custom_logit_processor=False,
+            )
+            found.append(sampler(SimpleNamespace(next_token_logits=logits.clone()), info, True)[[0, 2]].tolist())
+        assert found[0] == found[1]
+        # What log-probabilities are told of is the whole law.
+        assert torch.equal(inner.named["logprob_logits"], logits)
