@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import requests
 
 from tests.support import pair
-from tests.support.server import REQUEST_S, ServerProcess
+from tests.support.server import ServerProcess
 
 pytestmark = pytest.mark.server
-INFINITY = float("inf")
 SCORED = {"return_logprob": True, "token_ids_logprob": [5]}
 
 
@@ -27,15 +24,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield started
 
 
-def post(server: ServerProcess, path: str, payload: dict[str, Any]) -> requests.Response:
-    """Post JSON as Python writes it, with numbers and characters that stricter writers refuse."""
-    headers = {"Content-Type": "application/json"}
-    return requests.post(server.url + path, data=json.dumps(payload), headers=headers, timeout=REQUEST_S)
-
-
 def assert_refused(server: ServerProcess, path: str, payload: dict[str, Any], param: str | None) -> None:
     scheduler = server.scheduler().pid
-    response = post(server, path, payload)
+    response = server.post(path, payload)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["param"] == param, error
@@ -48,14 +39,12 @@ SAMPLING: list[tuple[str, dict[str, Any]]] = [
     ("min_new_tokens", {"min_new_tokens": 2**31, "max_new_tokens": None}),
     ("stop_token_ids", {"min_new_tokens": 1, "stop_token_ids": [99999999]}),
     ("stop_token_ids", {"min_new_tokens": 1, "stop_token_ids": [-1]}),
-    ("logit_bias", {"temperature": 1.0, "logit_bias": {"5": INFINITY}}),
-    ("logit_bias", {"temperature": 1.0, "logit_bias": {str(token): -INFINITY for token in range(2048)}}),
-    ("logit_bias", {"temperature": 1.0, "logit_bias": {"5": float("nan")}}),
+    ("logit_bias", {"temperature": 1.0, "logit_bias": {"5": 1e300}}),
+    ("logit_bias", {"temperature": 1.0, "logit_bias": {str(token): -1e300 for token in range(2048)}}),
     ("repetition_penalty", {"temperature": 1.0, "repetition_penalty": 1e-40}),
     ("stop_regex", {"stop_regex": "("}),
     ("stop_regex", {"stop_regex": ["(?<=a+)b"]}),
     ("stop_regex", {"stop_regex": "a{99999999999999999999}"}),
-    ("regex", {"regex": "\ud800"}),
     ("n", {"n": 10**9}),
     ("n", {"n": 0}),
 ]
@@ -69,6 +58,8 @@ FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("positional_embed_overrides", {"positional_embed_overrides": {"a": 1}}),
     ("custom_logit_processor", {"custom_logit_processor": "nonsense"}),
     ("session_params", {"session_params": {"id": 5}}),
+    ("session_params", {"session_params": {"foo": 1}}),
+    ("rid", {"rid": ["a"]}),
 ]
 
 

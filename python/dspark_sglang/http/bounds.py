@@ -89,24 +89,44 @@ def check_types(request: Any) -> None:
         raise ValueError(f"{name} must be text or numbers that can be sent: {error}.") from error
 
 
-def with_bounded_answers(normalize: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap ``GenerateReqInput.normalize_batch_and_arguments``, which multiplies a request by its ``n``."""
+def with_checked_form(normalize: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap ``GenerateReqInput.normalize_batch_and_arguments``, which multiplies a request by its ``n``.
+
+    Upstream: 0.5.23 takes any ``n``, and answers what has another form than it expects with status 500. Remove when it
+    refuses both.
+    """
 
     def normalize_batch_and_arguments(request: Any) -> None:
         given = request.sampling_params
         if isinstance(given, list) and not given:
             raise ValueError("sampling_params must have an entry for each prompt.")
         for sampling in given if isinstance(given, list) else [given or {}]:
-            # Null is the default, as it is for every other parameter.
-            if sampling.get("n", 1) is None:
-                del sampling["n"]
-            n = sampling.get("n", 1)
-            if not isinstance(n, int):
-                raise ValueError("n must be an integer.")
-            _within("n", n, 1, MOST_ANSWERS)
+            _check_answers(sampling)
+        if request.session_params:
+            _check_session_fields(request.session_params)
         normalize(request)
+        if request.is_single and not isinstance(request.rid, str):
+            raise ValueError("rid must be one text for one prompt.")
 
     return normalize_batch_and_arguments
+
+
+def _check_answers(sampling: dict[str, Any]) -> None:
+    # Null is the default, as it is for every other parameter.
+    if sampling.get("n", 1) is None:
+        del sampling["n"]
+    n = sampling.get("n", 1)
+    if not isinstance(n, int):
+        raise ValueError("n must be an integer.")
+    _within("n", n, 1, MOST_ANSWERS)
+
+
+def _check_session_fields(given: Any) -> None:
+    from sglang.srt.managers.io_struct import SessionParams
+
+    known = SessionParams.__struct_fields__
+    if not isinstance(given, dict) or not set(given) <= set(known):
+        raise ValueError(f"session_params must be an object with no other fields than {', '.join(known)}.")
 
 
 def _bound_sampling(sampling: Any, vocab_size: int, context_length: int) -> None:

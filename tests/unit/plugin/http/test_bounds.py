@@ -14,7 +14,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput, SessionParams, Token
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
 from dspark_sglang.http import bounds
-from dspark_sglang.http.bounds import MOST_ANSWERS, bound_values, with_bounded_answers, with_bounded_values
+from dspark_sglang.http.bounds import MOST_ANSWERS, bound_values, with_bounded_values, with_checked_form
 from dspark_sglang.http.classify import classify
 from tests.support.processors import BanTokens
 
@@ -139,17 +139,38 @@ def test_the_wrapper_takes_requests_to_generate_only() -> None:
 
 @pytest.mark.parametrize("n", [0, -3, MOST_ANSWERS + 1, 10**9, "2", 1.5])
 def test_a_number_of_answers_that_is_none(n: Any) -> None:
-    normalize = with_bounded_answers(GenerateReqInput.normalize_batch_and_arguments)
+    normalize = with_checked_form(GenerateReqInput.normalize_batch_and_arguments)
     for sampling in ({"n": n}, [{"n": n}]):
         with pytest.raises(ValueError, match=r"\An must be "):
             normalize(GenerateReqInput(text=["x"], sampling_params=sampling))
 
 
 def test_numbers_of_answers_that_are_served() -> None:
-    normalize = with_bounded_answers(GenerateReqInput.normalize_batch_and_arguments)
+    normalize = with_checked_form(GenerateReqInput.normalize_batch_and_arguments)
     for sampling, answers in (({"n": 3}, 3), ({"n": None}, 1), (None, 1), ([{"n": 2}], 2)):
         request = GenerateReqInput(text=["x"], sampling_params=sampling)
         normalize(request)
         assert request.parallel_sample_num == answers
     with pytest.raises(ValueError, match="sampling_params must have an entry"):
         normalize(GenerateReqInput(text=["x"], sampling_params=[]))
+
+
+@pytest.mark.parametrize("session", [{"foo": 1}, [{"id": "a"}], {"id": "a", "": 2}])
+def test_a_session_of_another_form(session: Any) -> None:
+    normalize = with_checked_form(GenerateReqInput.normalize_batch_and_arguments)
+    with pytest.raises(ValueError, match=r"\Asession_params must "):
+        normalize(GenerateReqInput(text="x", session_params=session))
+    normalize(GenerateReqInput(text="x", session_params={"id": "a", "replace": None}))
+
+
+def test_one_prompt_has_one_id() -> None:
+    normalize = with_checked_form(GenerateReqInput.normalize_batch_and_arguments)
+    with pytest.raises(ValueError, match=r"\Arid must be "):
+        normalize(GenerateReqInput(text="x", rid=["a"]))
+    for passing in (
+        {"text": "x", "rid": "a"},
+        {"text": "x"},
+        {"text": ["x"], "rid": ["a"]},
+        {"text": ["x"], "rid": "a"},
+    ):
+        normalize(GenerateReqInput(**passing))
