@@ -28,6 +28,9 @@ def with_known_ids(validate: Callable[[Any, Any, Any], None]) -> Callable[[Any, 
         if input_ids is not None and len(input_ids) == 0 and getattr(request, "input_embeds", None) is None:
             raise ValueError("prompt must have at least one token.")
         check_ids(input_ids, manager.model_config.vocab_size, "input_ids")
+        scored = getattr(request, "token_ids_logprob", None)
+        if isinstance(scored, list) and all(isinstance(one, int) for one in scored):
+            check_ids(scored, manager.model_config.vocab_size, "token_ids_logprob")
         sampling = getattr(request, "sampling_params", None)
         check_bias(sampling)
         check_stop_regex(sampling)

@@ -40,6 +40,11 @@ def test_the_wrapped_check_comes_after() -> None:
         assert seen.pop() == (manager, request, ids)
     with pytest.raises(ValueError, match="input_ids"):
         validate(manager, "request", [11])
+    for passing in (None, [], [0, 9], ["x"], [[1]], 5):
+        validate(manager, SimpleNamespace(token_ids_logprob=passing), [1])
+        seen.pop()
+    with pytest.raises(ValueError, match=r"\Atoken_ids_logprob must be "):
+        validate(manager, SimpleNamespace(token_ids_logprob=[3, 10]), [1])
     with pytest.raises(ValueError, match="at least one token"):
         validate(manager, "request", [])
     assert not seen
