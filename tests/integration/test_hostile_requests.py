@@ -97,6 +97,8 @@ def test_what_means_the_same_as_a_bound_is_served(server: ServerProcess) -> None
     hot = server.ask(*pair.generate(pair.prompts()[0], temperature=1e300, regex="[a-z]{20,40}"))
     assert set(hot["text"]) <= set("abcdefghijklmnopqrstuvwxyz")
     assert hot["text"]
+    scored = {"model": "default", "query": "What is 2 + 3?", "items": ["five", "six"], "label_token_ids": [5, 6]}
+    assert len(server.ask("/v1/score", scored)["scores"]) == 2
     nested = {"a": {"b": {"c": 1}}, "d": [{"e": None}]}
     assert server.ask(*pair.generate(pair.prompts()[0], custom_params=nested))["text"]
 

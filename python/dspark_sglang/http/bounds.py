@@ -56,7 +56,7 @@ def bound_values(request: Any, vocab_size: int, context_length: int) -> None:
     _within("logprob_start_len", request.logprob_start_len, -1)
     for name in ("token_indices_to_pool", "multi_item_delimiter_indices"):
         for place in getattr(request, name) or ():
-            _within(name, place, 0, len(request.input_ids) - 1)
+            _within(name, place, 0, len(request.input_ids or ()) - 1)
     _check_session(request.session_params)
     _check_processor(request.custom_logit_processor)
 
