@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import pair
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, concurrently
 
 pytestmark = pytest.mark.server
 SCORED = {"return_logprob": True, "token_ids_logprob": [5]}
@@ -110,3 +110,23 @@ def test_a_session_whose_requests_are_all_replaced(server: ServerProcess) -> Non
         server.ask(path, {**payload, "session_params": {"id": session}})
     assert_refused(server, path, {**payload, "session_params": {"id": session, "replace": True}}, "session_params")
     assert server.post("/close_session", {"session_id": session}).status_code == 200
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_complete_grammar_wins_over_the_least_length(server: ServerProcess, temperature: int) -> None:
+    """Otherwise no token is allowed: at the first token, in a block, and beside others."""
+    end = pair.tokenizer().eos_token_id
+    for ebnf, text in (('root ::= ""', ""), ('root ::= "x"', "x"), ('root ::= "' + "x y " * 8 + '"', "x y " * 8)):
+        path, payload = pair.generate(pair.prompts()[0], temperature=temperature, ebnf=ebnf, min_new_tokens=60)
+        answers = concurrently(
+            lambda asked: server.ask(*asked), [(path, payload), pair.generate(pair.prompts()[1])] * 3, 6
+        )
+        for answer in answers[::2]:
+            assert answer["text"] == text
+            assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": end}
+
+
+def test_labels_that_no_metric_has(server: ServerProcess) -> None:
+    path, payload = pair.generate(pair.prompts()[0], max_new_tokens=4)
+    for _ in range(2):
+        assert server.ask(path, {**payload, "custom_labels": {"a": "b"}})["output_ids"]

@@ -57,6 +57,8 @@ class Adjuster:
         slots, _, flags = self._look(batch)
         if not flags.any():
             return
+        if (flags & (t.SHORTEST | t.CONSTRAINED | t.PROCESSED)).any():
+            self._sampler.ends = torch.tensor([t.end_token(request) for request in batch.reqs])
         seeded = np.flatnonzero(flags & t.SEEDED).tolist()
         if seeded:
             self._sampler.seeded = self._seeded(seeded, batch, slots, ahead=0)

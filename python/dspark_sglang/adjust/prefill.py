@@ -29,12 +29,16 @@ class SettledSampler:
     Attributes
     ----------
     seeded : SeededRequests or None
-        Of the prefill about to be sampled; used once.
+    ends : int64 [R] or None
+        A token that ends each answer, where settings might leave a request no token at all.
+
+        Both of the prefill about to be sampled; used once.
     """
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
         self.seeded: SeededRequests | None = None
+        self.ends: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name == "_sampler":
@@ -46,10 +50,13 @@ class SettledSampler:
     ) -> Any:
         """Sample as SGLang's sampler does; rows whose choice is settled leave it one token each."""
         seeded, self.seeded = self.seeded, None
+        ends, self.ends = self.ends, None
         mixed = sampling_info.is_any_greedy and not sampling_info.is_all_greedy
-        if seeded is None and not mixed:
+        if seeded is None and ends is None and not mixed:
             return self._sampler(logits_output, sampling_info, return_logprob, *rest, **named)
         processed = self._sampler._preprocess_logits(logits_output.next_token_logits, sampling_info)
+        if ends is not None:
+            leave_an_end(processed, ends)
         if return_logprob:
             named.setdefault("logprob_logits", processed.clone())
         if mixed:
@@ -62,6 +69,17 @@ class SettledSampler:
             return self._sampler(logits_output, sampling_info, return_logprob, *rest, **named)
         finally:
             sampling_info.has_custom_logit_processor = had
+
+
+def leave_an_end(logits: Tensor, ends: Tensor) -> None:
+    """Leave rows of ``logits`` [R, V] that allow nothing the token that ends their answer (int64 [R]), in place.
+
+    Upstream: 0.5.23 bars the end of an answer below its least length though its grammar is complete; such a row has no
+    law, and drawing from it ends the scheduler. Remove when the grammar wins there.
+    """
+    hopeless = logits.amax(-1, keepdim=True) == float("-inf")
+    end = ends.to(logits.device).unsqueeze(1)
+    logits.scatter_(1, end, torch.where(hopeless, 0.0, logits.gather(1, end)))
 
 
 def force_greedy(logits: Tensor, greedy: Tensor) -> None:

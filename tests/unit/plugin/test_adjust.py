@@ -16,7 +16,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from dspark_sglang.adjust import traits as t
 from dspark_sglang.adjust.answers import Answers
 from dspark_sglang.adjust.grammars import GrammarWalk
-from dspark_sglang.adjust.prefill import SettledSampler
+from dspark_sglang.adjust.prefill import SettledSampler, leave_an_end
 from dspark_sglang.adjust.processors import process
 from dspark_sglang.adjust.seeds import SeededRequests, following, move_on
 from dspark_sglang.adjust.step import Biases, StepAdjustments
@@ -148,6 +148,32 @@ def test_a_walk_beside_a_draft_is_the_same_walk(backend: XGrammarGrammarBackend)
     step.apply(logits, window, block)
     assert torch.isfinite(logits[3]).nonzero().view(-1).tolist() == [tokenizer.eos_token_id]
     assert grammar.accepted_tokens == []
+
+
+def test_a_complete_grammar_wins_over_the_least_length(backend: XGrammarGrammarBackend) -> None:
+    """Before it is complete its end is barred; then nothing else is allowed, and a row must have something to draw."""
+    tokenizer, size = pair.tokenizer(), len(pair.tokenizer())
+    one, end = tokenizer.encode("1")[0], tokenizer.eos_token_id
+    walk = GrammarWalk({0: backend.dispatch_regex("[0-9]{0,2}")}, 4, size)
+    barred = Biases({}, {0: (torch.tensor([end]), 4)})
+    step = StepAdjustments(np.array([True]), None, barred, walk, None, None)
+    window, logits = window_of([4]), torch.zeros(4, size)
+    step.apply(logits, window, DraftBlock(torch.tensor([[one, one, end]]), torch.zeros(1, 3)))
+    allowed = [set(torch.isfinite(row).nonzero().view(-1).tolist()) for row in logits]
+    assert one in allowed[0]
+    assert end not in allowed[0] | allowed[1]
+    assert allowed[2] == {end}
+
+
+def test_a_first_token_that_may_be_nothing_is_an_end() -> None:
+    low = float("-inf")
+    logits = torch.tensor([[low, low, low], [low, 0.5, low], [low, low, low]])
+    leave_an_end(logits, torch.tensor([2, 2, 0]))
+    assert logits.tolist() == [[low, low, 0.0], [low, 0.5, low], [0.0, low, low]]
+    tokenizer = SimpleNamespace(eos_token_id=7)
+    assert t.end_token(SimpleNamespace(eos_token_ids={5, 3}, tokenizer=tokenizer)) == 3
+    assert t.end_token(SimpleNamespace(eos_token_ids=None, tokenizer=tokenizer)) == 7
+    assert t.end_token(SimpleNamespace(eos_token_ids=None, tokenizer=None)) == 0
 
 
 def test_draft_without_anything_left_keeps_its_law() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("sglang")
+from sglang.srt import runtime_context
 from sglang.srt.managers.io_struct import GenerateReqInput, SessionParams, TokenizedGenerateReqInput
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
@@ -174,3 +175,14 @@ def test_one_prompt_has_one_id() -> None:
         {"text": ["x"], "rid": "a"},
     ):
         normalize(GenerateReqInput(**passing))
+
+
+@pytest.mark.parametrize(("known", "kept"), [(None, None), (["a"], {"a": "1"})])
+def test_labels_that_no_metric_has_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, known: list[str] | None, kept: dict[str, str] | None
+) -> None:
+    settings = SimpleNamespace(tokenizer_metrics_allowed_custom_labels=known)
+    monkeypatch.setattr(runtime_context, "get_observability", lambda: settings)
+    request = GenerateReqInput(text="x", custom_labels={"a": "1", "b": "2"})
+    with_checked_form(GenerateReqInput.normalize_batch_and_arguments)(request)
+    assert request.custom_labels == kept
