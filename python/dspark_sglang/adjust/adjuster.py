@@ -54,6 +54,8 @@ class Adjuster:
 
     def before_prefill(self, batch: ScheduleBatch) -> None:
         """Prepare how SGLang's sampler draws the first tokens."""
+        # A prefill without an answer is not sampled: what was prepared for one is not another's.
+        self._sampler.seeded = self._sampler.ends = None
         slots, _, flags = self._look(batch)
         if not flags.any():
             return

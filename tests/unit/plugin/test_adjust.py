@@ -14,6 +14,7 @@ from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from dspark_sglang.adjust import traits as t
+from dspark_sglang.adjust.adjuster import Adjuster
 from dspark_sglang.adjust.answers import Answers
 from dspark_sglang.adjust.grammars import GrammarWalk
 from dspark_sglang.adjust.prefill import SettledSampler, leave_an_end
@@ -284,3 +285,15 @@ def test_a_first_token_of_tied_logits_is_the_same_alone_and_beside_a_sampled_nei
         assert found[0] == found[1]
         # What log-probabilities are told of is the whole law.
         assert torch.equal(inner.named["logprob_logits"], logits)
+
+
+def test_what_was_prepared_for_a_prefill_that_was_not_sampled_is_dropped() -> None:
+    sampler = SettledSampler(None)
+    sampler.seeded, sampler.ends = (
+        SeededRequests(torch.tensor([0]), torch.tensor([1]), torch.tensor([2])),
+        torch.ones(1),
+    )
+    plain = SimpleNamespace(_sampler=sampler, _look=lambda _: (None, None, np.zeros(3, np.uint8)))
+    Adjuster.before_prefill(plain, SimpleNamespace(reqs=[None] * 3))  # type: ignore[arg-type]
+    assert sampler.seeded is None
+    assert sampler.ends is None
