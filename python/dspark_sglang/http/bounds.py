@@ -50,7 +50,7 @@ def bound_values(request: Any, vocab_size: int, context_length: int) -> None:
     vocab_size, context_length : int
         Of the target.
     """
-    # Upstream: 0.5.23 looks at none of these before its scheduler does, in the middle of a batch. Remove what it refuses.
+    # Upstream: 0.5.23 looks at none of these before its scheduler does, in mid-batch. Remove what it refuses itself.
     check_types(request)
     _bound_sampling(request.sampling_params, vocab_size, context_length)
     _within("top_logprobs_num", request.top_logprobs_num, 0, vocab_size)
