@@ -3,9 +3,10 @@
     python tools/soak.py --minutes 60
 
 The fixture pair is served twice: first the target alone, which answers every greedy request of the mix; then DSpark,
-with the faults of tests/support/faults.py, under clients that stream, leave, ask for several answers, constrain and
-penalise them, and send nonsense. Every greedy answer is compared with its twin, and memory, threads, file descriptors
-and KV slots are read at quiet moments. The report is JSON on standard output; the status is 1 if anything is wrong.
+with the faults of tests/support/faults.py, under clients that stream, leave, read slowly, ask for several answers,
+constrain and penalise them, and send nonsense. Every greedy answer is compared with its twin. Memory, threads and file
+descriptors of every process, and KV slots, are read at quiet moments. The report is JSON on standard output; the status
+is 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.support import arms, pair
 from tests.support.server import ServerProcess
+from tests.support.slow_client import SlowClient
 
 WORKERS = 24
-# Read at quiet moments; growth from the first, after the caches are warm, to the last.
-MOST_GROWTH_MIB, MOST_GROWTH_THREADS, MOST_GROWTH_FILES = 24, 4, 8
+# Of each process, read at quiet moments: growth from the first, after the caches are warm, to the last.
+MOST_GROWTH = {"memory_mib": 24, "threads": 4, "files": 8}
 FAULTS = {"SGL_DSPARK_TEST_HOOK": "tests.support.faults:inject"}
 NONSENSE: tuple[dict[str, Any], ...] = (
     {"messages": []},
@@ -39,6 +41,8 @@ NONSENSE: tuple[dict[str, Any], ...] = (
     {"model": "default", "messages": "x", "temperature": "hot"},
     {"model": "default", "messages": [{"role": "user", "content": "x"}], "regex": "(", "max_tokens": 4},
     {"model": "default", "messages": [{"role": "user", "content": "x " * 4000}]},
+    {"messages": [{"role": "user", "content": "x"}], "min_tokens": 1, "stop_token_ids": [-1]},
+    {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 60000},
 )
 
 
@@ -85,7 +89,8 @@ class Mix:
         self._visits: list[tuple[float, str, Callable[[random.Random], str | None]]] = [
             (0.40, "greedy", self.greedy),
             (0.20, "streamed", self.streamed),
-            (0.15, "left", self.leave),
+            (0.13, "left", self.leave),
+            (0.02, "slow", self.slow),
             (0.10, "sampled", self.sampled),
             (0.05, "several", self.several),
             (0.10, "nonsense", self.nonsense),
@@ -123,6 +128,14 @@ class Mix:
             next(events, None)
         events.close()
 
+    def slow(self, chance: random.Random) -> str | None:
+        """Ask one, streamed, and read nothing of it until another has been answered."""
+        name = chance.choice(self._names)
+        with SlowClient(self._server, *self._requests[name]) as client:
+            problem = self.greedy(chance)
+            last = client.read_all()[-1]
+        return problem or (None if arms.essence(last) == self._known[name] else f"{name} differs, read slowly")
+
     def sampled(self, chance: random.Random) -> str | None:
         """Ask at some temperature, with settings."""
         settings = chance.choice([{}, {"top_p": 0.9}, {"presence_penalty": 0.4}, {"regex": "[a-z ]{1,80}"}])
@@ -141,17 +154,33 @@ class Mix:
         return None if 400 <= status < 500 else f"status {status}"
 
 
-def look(server: ServerProcess) -> dict[str, float]:
-    """Read what must not grow, when nothing runs and the prefix cache is empty."""
+def look(server: ServerProcess) -> dict[str, Any]:
+    """Read what must not grow, when nothing runs and the prefix cache is empty: of each process, by its role."""
     server.wait_until_idle()
     server.flush_cache()
-    family = [server.process, *server.process.children(recursive=True)]
     return {
         "slots": server.load()["num_used_tokens"],
-        "memory_mib": server.scheduler().memory_info().rss / 2**20,
-        "threads": sum(p.num_threads() for p in family),
-        "files": sum(p.num_fds() for p in family),
+        "processes": {
+            role: {
+                "memory_mib": process.memory_info().rss / 2**20,
+                "threads": process.num_threads(),
+                "files": process.num_fds(),
+            }
+            for role, process in server.processes().items()
+        },
     }
+
+
+def growth(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
+    """Say what grew from one look to another by more than it may; a process that came or went is said too."""
+    before, after = first["processes"], last["processes"]
+    found = [f"process {role} is in one look only" for role in sorted(before.keys() ^ after.keys())]
+    for role in before.keys() & after.keys():
+        for name, most in MOST_GROWTH.items():
+            old, new = before[role][name], after[role][name]
+            if new - old > most:
+                found.append(f"{name} of {role} grew from {old:.0f} to {new:.0f}")
+    return found
 
 
 def soak(folder: Path, minutes: float, looks: int) -> dict[str, Any]:
@@ -176,9 +205,7 @@ def soak(folder: Path, minutes: float, looks: int) -> dict[str, Any]:
         server.kill()
     if status or "Traceback" in server.log():
         tally.wrong.append(f"the server ended with status {status}, or its log holds a traceback: {server.log_path}")
-    for name, most in (("memory_mib", MOST_GROWTH_MIB), ("threads", MOST_GROWTH_THREADS), ("files", MOST_GROWTH_FILES)):
-        if read[-1][name] - read[0][name] > most:
-            tally.wrong.append(f"{name} grew from {read[0][name]:.0f} to {read[-1][name]:.0f}")
+    tally.wrong += growth(read[0], read[-1])
     if any(one["slots"] for one in read):
         tally.wrong.append("KV slots were still in use when nothing ran")
     return {"minutes": minutes, "visits": dict(tally.counts), "looks": read, "wrong": tally.wrong}

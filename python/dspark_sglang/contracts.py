@@ -61,6 +61,11 @@ WRAPPED = (
         ("obj",),
     ),
     Contract(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request",
+        "a seed for each of n answers",
+        ("tokenized_obj",),
+    ),
+    Contract(
         f"{_SCHEDULER}.internal_state.SchedulerInternalStateController.set_internal_state",
         "POST /dspark/policy",
         ("recv_req",),
@@ -105,6 +110,12 @@ PATCHED = (
         "the same in the Responses API",
         ("request", "raw_request"),
     ),
+    Contract(
+        f"{_MANAGER}._create_tokenized_object",
+        "bounding what is sent to the scheduler",
+        ("obj", "input_text", "input_ids"),
+    ),
+    Contract(f"{_IO}.GenerateReqInput.normalize_batch_and_arguments", "bounding n"),
     Contract(f"{_MANAGER}._validate_one_request", "refusing ids outside of the vocabulary", ("obj", "input_ids")),
     Contract(f"{_MANAGER}.sigterm_watchdog", "draining with a deadline"),
     Contract(f"{_IO}.GenerateReqInput.__getitem__", "refusing uneven batches", ("i",)),
@@ -226,7 +237,7 @@ USED = (
         members=(
             *("rid_to_state", "gracefully_exit", "signal_handler_class", "auto_create_handle_loop", "abort_request"),
             *("server_status", "served_model_name", "model_config", "is_ready", "is_healthy"),
-            *("enable_lora", "lora_registry"),
+            *("enable_lora", "lora_registry", "context_len", "_validate_one_request"),
         ),
     ),
     Contract(f"{_MANAGER}.abort_request", "the end of a drain", keywords=("abort_all",)),
@@ -239,5 +250,10 @@ USED = (
     ),
     Contract("sglang.srt.utils.auth.auth_level", "guarding our routes", ("level",)),
     Contract("sglang.srt.utils.common.kill_process_tree", "ending every process", ("parent_pid", "include_parent")),
+    Contract(
+        "sglang.srt.managers.io_struct",
+        "checking what is sent to the scheduler",
+        members=("msgpack_encode", "msgpack_decode", "_USE_PICKLE_IPC", "PositionalEmbeds"),
+    ),
     Contract("sglang.srt.server_args.ServerArgs", "resolving flags", members=("resolve_once", "add_cli_args")),
 )

@@ -10,6 +10,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from dspark_sglang import admission, policy_codec, selection, slots, stops
+from dspark_sglang.adjust.seeds import move_on
 from dspark_sglang.metrics import endpoint, recording
 from sgl_dspark.errors import DsparkError
 
@@ -77,6 +78,13 @@ def _widen_slot_table(extra: int, *_: Any, **__: Any) -> int:
 def _refuse_inexact_requests(tokenized: Any, *_: Any, **__: Any) -> Any:
     admission.refuse_unsupported(tokenized)
     return tokenized
+
+
+async def _vary_seed(original: Callable[..., Any], manager: Any, tokenized: Any) -> None:
+    await original(manager, tokenized)
+    # Sent means copied to the scheduler: what changes now is what the next of several answers will be sent with.
+    if selection.serves_ours():
+        move_on(tokenized.sampling_params)
 
 
 def _renew_packed_weights(result: Any, updater: Any, *_: Any, **__: Any) -> Any:
@@ -149,6 +157,12 @@ HOOKS: tuple[Hook, ...] = (
         HookType.AFTER,
         _refuse_inexact_requests,
         "answers 400 to what would not be exact",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request",
+        HookType.AROUND,
+        _vary_seed,
+        "gives each of the n answers to one prompt its own seed",
     ),
     Hook(
         "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.set_internal_state",

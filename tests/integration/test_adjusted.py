@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.integration.conftest import PlainAnswers
 from tests.integration.test_sampled import ALPHA, NUM_PROMPTS, check, serve
 from tests.support import arms, pair
-from tests.support.exact_law import answer_logits, penalised_logits
+from tests.support.exact_law import answer_logits, constrained_logits, penalised_logits
 from tests.support.served import served_positions
 from tests.support.server import ServerProcess
 from tests.support.token_tests import TokenTests
@@ -107,22 +107,8 @@ def test_sampled_with_least_length_and_bias(dspark: ServerProcess) -> None:
 
 
 def test_sampled_in_a_grammar(dspark: ServerProcess) -> None:
-    xgrammar = pytest.importorskip("xgrammar")
-    end = pair.tokenizer().eos_token_id
-
-    def adjusted(logits: Tensor, answer: Sequence[int]) -> Tensor:
-        size = logits.shape[1]
-        info = xgrammar.TokenizerInfo.from_huggingface(pair.tokenizer(), vocab_size=size, stop_token_ids=[end])
-        matcher = xgrammar.GrammarMatcher(xgrammar.GrammarCompiler(info).compile_regex(PATTERN))
-        mask = xgrammar.allocate_token_bitmask(len(answer), size)
-        for row, token in enumerate(answer):
-            matcher.fill_next_token_bitmask(mask, row)
-            assert matcher.accept_token(token)
-        found = logits.clone()
-        xgrammar.apply_token_bitmask_inplace(found, mask, backend="cpu")
-        return found
-
-    check_law(dspark, adjusted, regex=PATTERN)
+    pytest.importorskip("xgrammar")
+    check_law(dspark, lambda logits, answer: constrained_logits(logits, answer, PATTERN), regex=PATTERN)
 
 
 def check_law(server: ServerProcess, adjusted: Any, **settings: Any) -> None:

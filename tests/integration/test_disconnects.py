@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.integration.conftest import PlainAnswers
 from tests.support import arms, pair
 from tests.support.server import ServerProcess, concurrently
+from tests.support.slow_client import SlowClient
 
 pytestmark = pytest.mark.server
 EARLY, TOTAL, WORKERS = 600, 1300, 24
@@ -18,6 +20,8 @@ EARLY, TOTAL, WORKERS = 600, 1300, 24
 # take after the first requests; a leak of one block's features per request (8 tokens x 5 layers x 128 x 4 bytes) would
 # add 14 MiB over the others.
 GROWTH_MIB = 12
+# The most that the kernel takes of an answer for a connection that is not read, in bytes.
+SEND_BUFFER = Path("/proc/sys/net/ipv4/tcp_wmem")
 
 
 @dataclass(frozen=True)
@@ -83,3 +87,18 @@ def test_many_requests(dspark: ServerProcess, plain: PlainAnswers) -> None:
     assert dspark.load()["num_used_tokens"] == 0
     name, request = next(iter(arms.greedy_requests().items()))
     assert arms.essence(dspark.ask(*request)) == arms.essence(plain.greedy[name])
+
+
+def test_a_client_that_does_not_read_holds_up_nobody(dspark: ServerProcess, plain: PlainAnswers) -> None:
+    """Others are answered, its own request ends and frees its slots, and all of it is there when it reads at last."""
+    path, payload = pair.generate(pair.prompts()[3], ignore_eos=True, max_new_tokens=300)
+    payload |= {"return_logprob": True, "top_logprobs_num": 400}
+    with SlowClient(dspark, path, payload) as slow:
+        answers = arms.answer_all(dspark, dict(list(arms.greedy_requests().items())[:16]))
+        for name, answer in answers.items():
+            assert arms.essence(answer) == arms.essence(plain.greedy[name])
+        assert dspark.wait_until_idle()["num_used_tokens"] == 0
+        events = slow.read_all()
+    # More than that: the server had to wait with the rest until it was read.
+    assert slow.received > int(SEND_BUFFER.read_text().split()[-1])
+    assert arms.essence(events[-1]) == arms.essence(dspark.ask(path, payload))

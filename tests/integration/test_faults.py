@@ -9,6 +9,7 @@ import requests
 
 from tests.integration.conftest import PlainAnswers
 from tests.support import arms, joint_law, pair
+from tests.support.faults import write_foreign_draft
 from tests.support.server import ServerProcess
 
 pytestmark = pytest.mark.server
@@ -52,3 +53,33 @@ def test_each_fault_is_counted_by_its_name(broken: ServerProcess) -> None:
     fallbacks = requests.get(f"{broken.url}/dspark/state", timeout=60).json()["fallbacks"]
     for name in ("nan_confidence", "calibration_drift", "confidence_late", "verdict_without_step"):
         assert fallbacks.get(name, 0) > 0, fallbacks
+
+
+@pytest.fixture(scope="module")
+def foreign(plain: PlainAnswers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Serve the target with a draft whose weights belong to another model, which no check at the start can see."""
+    folder = tmp_path_factory.mktemp("foreign")
+    draft = write_foreign_draft(folder / "draft")
+    flags = [*pair.SERVER_FLAGS, "--speculative-draft-model-path", str(draft), "--step-time-profile", "off"]
+    with ServerProcess(flags, folder / "log", **pair.SERVER_ENVIRONMENT).serving() as server:
+        yield server
+
+
+def test_a_draft_of_another_model_costs_only_speed_and_is_counted(foreign: ServerProcess, plain: PlainAnswers) -> None:
+    """Verified in whole blocks, and as the planner likes, which learns that nothing of it survives."""
+    asked = dict(list(arms.greedy_requests().items())[:60])
+    for policy in ("static", "adaptive"):
+        foreign.ask("/dspark/policy", {"policy": policy})
+        for name, answer in arms.answer_all(foreign, asked).items():
+            assert arms.essence(answer) == arms.essence(plain.greedy[name]), name
+    state = requests.get(f"{foreign.url}/dspark/state", timeout=60).json()
+    assert state["fallbacks"]["low_gain"] > 0, state["fallbacks"]
+    assert state["calibration"]["greedy"]["drifts"] > 0
+    assert state["totals"]["drafts_accepted"] < 0.01 * state["totals"]["drafts_verified"]
+
+
+def test_sampled_tokens_beside_a_draft_of_another_model(foreign: ServerProcess) -> None:
+    foreign.ask("/dspark/policy", {"policy": "static"})
+    result = joint_law.sampled(foreign, pair.prompts()[8], ALPHA)
+    assert result.power > 0.9
+    assert result.p_value > ALPHA

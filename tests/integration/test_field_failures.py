@@ -10,6 +10,7 @@ import pytest
 from tests.integration.conftest import PlainAnswers
 from tests.integration.test_adjusted import is_argmax
 from tests.support import arms, pair
+from tests.support.processors import TieTwo
 from tests.support.server import ServerProcess, concurrently
 
 pytestmark = pytest.mark.server
@@ -73,6 +74,25 @@ def test_a_repetition_penalty_breaks_a_loop(dspark: ServerProcess) -> None:
     assert free != loop
     assert len(set(free)) > len(set(loop))
     assert is_argmax(prompt, free, {"repetition_penalty": 1.15})
+
+
+def test_tied_logits_choose_the_same_token_alone_and_beside_sampled_neighbours(dspark: ServerProcess) -> None:
+    """From the first token on, which a prefill of all of them draws."""
+    processor = TieTwo.to_str()
+    prompts = [prompt[-8:] for prompt in pair.prompts()[:4]]
+    sampled = {"temperature": 1.0, "top_k": 5, "max_new_tokens": 8, "ignore_eos": True}
+    for first in range(40, 2000, 160):
+        tokens = [first + 33, first, first + 7]
+        greedy = {**sampled, "temperature": 0, "top_k": -1, "custom_params": {"tokens": tokens}}
+        alone = {"input_ids": prompts[0], "sampling_params": greedy, "custom_logit_processor": processor}
+        assert dspark.ask("/generate", alone)["output_ids"] == [first] * 8
+        together = {
+            "input_ids": prompts,
+            "sampling_params": [greedy, *[sampled] * 3],
+            "custom_logit_processor": [processor, *[None] * 3],
+        }
+        dspark.flush_cache()
+        assert dspark.ask("/generate", together)[0]["output_ids"] == [first] * 8
 
 
 @pytest.mark.parametrize("narrow", [{"top_p": 1e-4}, {"top_k": 1}, {"top_p": 1e-4, "top_k": 3}, {"min_p": 1.0}])

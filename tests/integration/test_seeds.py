@@ -59,6 +59,24 @@ def test_chat_takes_a_seed_too(dspark: ServerProcess) -> None:
     assert first["choices"][0]["message"] == second["choices"][0]["message"]
 
 
+def test_several_answers_with_a_seed_differ_and_repeat(dspark: ServerProcess) -> None:
+    """The first is the answer to one; the batch around them, and whether they are streamed, changes nothing."""
+    prompt, seed = pair.prompts()[8], {"temperature": 1.0, "sampling_seed": 77}
+    alone = dspark.ask(*pair.generate(prompt, **seed))["output_ids"]
+    several = [answer["output_ids"] for answer in dspark.ask(*pair.generate(prompt, n=4, **seed))]
+    assert several[0] == alone
+    assert len({tuple(answer) for answer in several}) == 4
+    arms.answer_all(dspark, seeded(6))
+    assert [answer["output_ids"] for answer in dspark.ask(*pair.generate(prompt, n=4, **seed))] == several
+    path, payload = pair.generate(prompt, n=4, **seed)
+    batch = dspark.ask(path, {**payload, "input_ids": [prompt, pair.prompts()[9]]})
+    assert [answer["output_ids"] for answer in batch[:4]] == several
+    streamed = {event["index"]: event["output_ids"] for event in dspark.stream(path, payload)}
+    assert [streamed[i] for i in range(4)] == several
+    chosen = dspark.ask(*pair.chat("What is 2 + 3?", temperature=1.2, seed=11, n=3))["choices"]
+    assert len({choice["message"]["content"] for choice in chosen}) == 3
+
+
 def test_logprobs_of_a_seeded_answer_are_the_targets(dspark: ServerProcess) -> None:
     path, payload = pair.generate(pair.prompts()[2], temperature=1.0, sampling_seed=5, max_new_tokens=12)
     answer = dspark.ask(path, {**payload, "return_logprob": True})

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.support.pair import TARGET
+from tests.support.pair import TARGET, tokenizer
 
 ROWS_AT_ONCE = 16
 
@@ -86,6 +86,22 @@ def penalised_logits(
         row[seen & (row < 0)] *= repetition_penalty
         row[seen & (row > 0)] /= repetition_penalty
         counts[token] += 1
+    return found
+
+
+def constrained_logits(logits: Tensor, answer: Sequence[int], pattern: str) -> Tensor:
+    """Mask logits [N, V] of the positions of an answer by a regular expression, each after the tokens before it."""
+    import xgrammar
+
+    size, end = logits.shape[1], tokenizer().eos_token_id
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer(), vocab_size=size, stop_token_ids=[end])
+    matcher = xgrammar.GrammarMatcher(xgrammar.GrammarCompiler(info).compile_regex(pattern))
+    mask = xgrammar.allocate_token_bitmask(len(answer), size)
+    for row, token in enumerate(answer):
+        matcher.fill_next_token_bitmask(mask, row)
+        assert matcher.accept_token(token)
+    found = logits.clone()
+    xgrammar.apply_token_bitmask_inplace(found, mask, backend="cpu")
     return found
 
 

@@ -1,14 +1,21 @@
-"""Faults that a test puts into a worker (`dspark_sglang.switches.run_test_hook`); all at once, each now and then."""
+"""Faults that a test puts into a worker (`dspark_sglang.switches.run_test_hook`), all at once, each now and then.
+
+What is no matter of a moment is another server's: a draft that belongs to another model.
+"""
 
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
-NAMES = ("nan_confidence", "extreme_confidence", "relay_stalls", "verdicts_lost", "step_times_lie", "poisoned_kv")
+from sgl_dspark.model.checkpoint import WEIGHTS_FILE, save_weights
+from tests.support import pair
 
 
 def inject(worker: Any) -> None:
@@ -87,3 +94,19 @@ def poison_freed_slots(worker: Any) -> None:
         give_back(slots)
 
     allocator.free = poison
+
+
+def write_foreign_draft(folder: Path) -> Path:
+    """Write a draft of the fixture's form whose weights know nothing of its target; returns the folder.
+
+    Its confidence head is the right one's, so that it is as sure of its drafts.
+    """
+    shutil.copytree(pair.DRAFT, folder)
+    file, generator = folder / WEIGHTS_FILE, torch.Generator().manual_seed(0)
+    weights = load_file(file)
+    for name, weight in weights.items():
+        if weight.dim() > 1 and "confidence" not in name:
+            order = torch.randperm(weight.numel(), generator=generator)
+            weights[name] = weight.flatten()[order].view_as(weight)
+    save_weights(weights, file)
+    return folder

@@ -25,3 +25,13 @@ class NoThreeInARow(CustomLogitProcessor):
                 logits[row, answer[-1]] = -float("inf")
             logits[row, len(answer) % 7] += 2.0
         return logits
+
+
+class TieTwo(CustomLogitProcessor):
+    """Gives logits 1, 1 and 0 to three tokens, and less to all others."""
+
+    def __call__(self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> torch.Tensor:
+        for row, parameters in enumerate(custom_param_list or []):
+            logits[row] = -5.0
+            logits[row, parameters["tokens"]] = torch.tensor([1.0, 1.0, 0.0], dtype=logits.dtype)
+        return logits

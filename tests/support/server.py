@@ -21,6 +21,8 @@ import requests
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+# In the titles that SGLang gives its processes.
+ROLES = (("sglang::sched", "scheduler"), ("sglang::detok", "detokenizer"))
 START_S, STOP_S, REQUEST_S = 240.0, 60.0, 240.0
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,10 +104,18 @@ class ServerProcess:
         assert self._process is not None
         return psutil.Process(self._process.pid)
 
+    def processes(self) -> dict[str, psutil.Process]:
+        """Find its processes by role: the command's own answers HTTP, and there are a scheduler and a detokenizer."""
+        found = {"http": self.process}
+        for child in self.process.children(recursive=True):
+            title = " ".join(child.cmdline())
+            role = next((role for mark, role in ROLES if mark in title), "helper")
+            found[role if role not in found else f"{role} {child.pid}"] = child
+        return found
+
     def scheduler(self) -> psutil.Process:
         """Find the process that holds the model."""
-        (found,) = [p for p in self.process.children(recursive=True) if "sglang::sched" in " ".join(p.cmdline())]
-        return found
+        return self.processes()["scheduler"]
 
     def log(self) -> str:
         """Read the log so far."""

@@ -12,7 +12,7 @@ from dspark_sglang import compat
 from dspark_sglang.adjust import traits as t
 from dspark_sglang.adjust.answers import Answers
 from dspark_sglang.adjust.grammars import GrammarWalk
-from dspark_sglang.adjust.prefill import SeededSampler, continue_penalties
+from dspark_sglang.adjust.prefill import SettledSampler, continue_penalties
 from dspark_sglang.adjust.seeds import SeededRequests
 from dspark_sglang.adjust.step import Biases, PenalisedRequests, StepAdjustments
 from sgl_dspark.sampling.penalties import Penalties
@@ -49,14 +49,18 @@ class Adjuster:
         # Of requests with a custom processor: slot to (generation, answer).
         self._host_answers: dict[int, tuple[int, list[int]]] = {}
         self._bias_of_slot: dict[int, tuple[int, Tensor, Tensor]] = {}
-        self._sampler = runner.sampler = SeededSampler(runner.sampler)
+        self._sampler = runner.sampler = SettledSampler(runner.sampler)
         self._lost_answer = lost_answer
 
     def before_prefill(self, batch: ScheduleBatch) -> None:
         """Prepare how SGLang's sampler draws the first tokens."""
+        # A prefill without an answer is not sampled: what was prepared for one is not another's.
+        self._sampler.seeded = self._sampler.ends = None
         slots, _, flags = self._look(batch)
         if not flags.any():
             return
+        if (flags & (t.SHORTEST | t.CONSTRAINED | t.PROCESSED)).any():
+            self._sampler.ends = torch.tensor([t.end_token(request) for request in batch.reqs])
         seeded = np.flatnonzero(flags & t.SEEDED).tolist()
         if seeded:
             self._sampler.seeded = self._seeded(seeded, batch, slots, ahead=0)

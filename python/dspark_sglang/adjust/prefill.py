@@ -23,18 +23,22 @@ if TYPE_CHECKING:
     from dspark_sglang.adjust.seeds import SeededRequests
 
 
-class SeededSampler:
-    """SGLang's sampler, which is left nothing to draw where a seed has drawn already.
+class SettledSampler:
+    """SGLang's sampler, which is left nothing to draw where the choice is settled: by a seed, or as a greedy row's.
 
     Attributes
     ----------
     seeded : SeededRequests or None
-        Of the prefill about to be sampled; used once.
+    ends : int64 [R] or None
+        A token that ends each answer, where settings might leave a request no token at all.
+
+        Both of the prefill about to be sampled; used once.
     """
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
         self.seeded: SeededRequests | None = None
+        self.ends: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name == "_sampler":
@@ -44,14 +48,22 @@ class SeededSampler:
     def __call__(
         self, logits_output: Any, sampling_info: SamplingBatchInfo, return_logprob: bool, *rest: Any, **named: Any
     ) -> Any:
-        """Sample as SGLang's sampler does; rows of seeded requests leave it one token each."""
+        """Sample as SGLang's sampler does; rows whose choice is settled leave it one token each."""
         seeded, self.seeded = self.seeded, None
-        if seeded is None:
+        ends, self.ends = self.ends, None
+        mixed = sampling_info.is_any_greedy and not sampling_info.is_all_greedy
+        if seeded is None and ends is None and not mixed:
             return self._sampler(logits_output, sampling_info, return_logprob, *rest, **named)
         processed = self._sampler._preprocess_logits(logits_output.next_token_logits, sampling_info)
+        if ends is not None:
+            leave_an_end(processed, ends)
         if return_logprob:
             named.setdefault("logprob_logits", processed.clone())
-        logits_output.next_token_logits = force_choices(processed, sampling_info, seeded)
+        if mixed:
+            force_greedy(processed, sampling_info.top_ks <= 1)
+        if seeded is not None:
+            force_choices(processed, sampling_info, seeded)
+        logits_output.next_token_logits = processed
         had, sampling_info.has_custom_logit_processor = sampling_info.has_custom_logit_processor, False
         try:
             return self._sampler(logits_output, sampling_info, return_logprob, *rest, **named)
@@ -59,8 +71,30 @@ class SeededSampler:
             sampling_info.has_custom_logit_processor = had
 
 
-def force_choices(logits: Tensor, info: SamplingBatchInfo, seeded: SeededRequests) -> Tensor:
-    """Leave the rows of seeded requests their choice alone, in place; returns ``logits`` [R, V]."""
+def leave_an_end(logits: Tensor, ends: Tensor) -> None:
+    """Leave rows of ``logits`` [R, V] that allow nothing the token that ends their answer (int64 [R]), in place.
+
+    Upstream: 0.5.23 bars the end of an answer below its least length though its grammar is complete; such a row has no
+    law, and drawing from it ends the scheduler. Remove when the grammar wins there.
+    """
+    hopeless = logits.amax(-1, keepdim=True) == float("-inf")
+    end = ends.to(logits.device).unsqueeze(1)
+    logits.scatter_(1, end, torch.where(hopeless, 0.0, logits.gather(1, end)))
+
+
+def force_greedy(logits: Tensor, greedy: Tensor) -> None:
+    """Leave greedy rows (bool [R]) of ``logits`` [R, V] their argmax alone, in place.
+
+    Upstream: 0.5.23 takes a greedy row beside a sampled one from a sort, which orders equal logits as it likes, and a
+    greedy row among its kind from an argmax: so neighbours decide between tied tokens. Remove when both are the argmax.
+    """
+    best = logits.argmax(-1, keepdim=True)
+    logits.masked_fill_(greedy.unsqueeze(1), float("-inf"))
+    logits.scatter_(1, best, torch.where(greedy.unsqueeze(1), 0.0, logits.gather(1, best)))
+
+
+def force_choices(logits: Tensor, info: SamplingBatchInfo, seeded: SeededRequests) -> None:
+    """Leave the rows of seeded requests their choice alone, in place in ``logits`` [R, V]."""
     places = seeded.places.to(logits.device)
     law = target_probs(
         logits[places],
@@ -72,7 +106,6 @@ def force_choices(logits: Tensor, info: SamplingBatchInfo, seeded: SeededRequest
     chosen = draw(law, seeded.uniforms(1).squeeze(1))
     logits.index_fill_(0, places, float("-inf"))
     logits[places, chosen] = 0.0
-    return logits
 
 
 def continue_penalties(

@@ -1,13 +1,29 @@
-"""Requests with a seed: which they are, and the uniforms of their next positions."""
+"""Requests with a seed: which they are, the uniforms of their next positions, and the seeds of further answers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sgl_dspark.sampling.seeded import seeded_uniforms
+from sgl_dspark.sampling.seeded import GOLDEN, mixed, seeded_uniforms
+
+
+def following(seed: int) -> int:
+    """Give the seed of the next of several answers: another one for each seed, all within int64."""
+    # Twice, since positions are told apart by one mix of the seed plus multiples of the same constant.
+    return int(mixed(mixed(torch.tensor(seed, dtype=torch.int64)) + GOLDEN))
+
+
+def move_on(sampling: Any) -> None:
+    """Give the answer that is sent next the following seed, where several are asked of one prompt.
+
+    SGLang sends one ``SamplingParams`` object once for each of the ``n`` answers, one after another.
+    """
+    if sampling.n > 1 and sampling.sampling_seed is not None:
+        sampling.sampling_seed = following(sampling.sampling_seed)
 
 
 @dataclass(frozen=True)

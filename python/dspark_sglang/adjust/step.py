@@ -1,6 +1,6 @@
 """What of a batch's settings changes the logits of one decode step: the target's at every row, the draft's on the way.
 
-Order as in SGLang's sampler: penalties and least length, grammar, logit_bias, custom processors.
+Order as in SGLang's sampler: penalties, grammar and least length, logit_bias, custom processors.
 
 Shape legend: R requests, W = gamma + 1 columns, T = sum of verify_lens, S shortlist, V vocabulary.
 """
@@ -90,13 +90,13 @@ class StepAdjustments:
         """Change the target's logits [T, V] in place; every row with the drafts before it."""
         if self.penalised is not None:
             self._penalise(logits, window, block)
-        for place, (tokens, missing) in self.biases.barred.items():
-            rows = range(*window.row_span(place))[:missing]
-            logits[rows.start : rows.stop].index_fill_(1, tokens, float("-inf"))
         drafts = self._host_drafts(block)
         if self.grammar is not None:
             self.grammar.apply(logits, window, drafts)
             self.grammar.finish()
+        for place, (tokens, missing) in self.biases.barred.items():
+            rows = range(*window.row_span(place))[:missing]
+            bar_ends(logits[rows.start : rows.stop], tokens)
         for place, (tokens, values) in self.biases.added.items():
             start, stop = window.row_span(place)
             logits[start:stop].index_add_(1, tokens, values.expand(stop - start, -1))
@@ -144,6 +144,16 @@ class StepAdjustments:
         row_of = None if places is None else {place: row for row, place in enumerate(places)}
         found = DraftAdjustment(self, row_of)
         return found if found.concerns_any else None
+
+
+def bar_ends(logits: Tensor, ends: Tensor) -> None:
+    """Bar the tokens that end an answer (int64 [b]) from logits [N, V] in place, but where nothing else is left.
+
+    A grammar that is complete allows nothing but an end: it wins over the least length.
+    """
+    barred = logits.index_fill(1, ends, float("-inf"))
+    hopeless = barred.amax(1, keepdim=True) == float("-inf")
+    logits.copy_(torch.where(hopeless, logits, barred))
 
 
 class DraftAdjustment:

@@ -81,3 +81,11 @@ def stop_tokens(request: Any) -> list[int]:
         found |= set(getattr(request.tokenizer, "additional_stop_token_ids", None) or ())
         found.add(request.tokenizer.eos_token_id)
     return sorted(token for token in found if token is not None)
+
+
+def end_token(request: Any) -> int:
+    """Return a token that ends an answer, and that a complete grammar allows; 0 if there is none."""
+    ends = sorted(request.eos_token_ids or ())
+    if not ends and request.tokenizer is not None and request.tokenizer.eos_token_id is not None:
+        ends = [request.tokenizer.eos_token_id]
+    return ends[0] if ends else 0

@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from dspark_sglang.http import errors
 from dspark_sglang.http.answers import Answers
+from dspark_sglang.http.bounds import with_bounded_values, with_checked_form
 from dspark_sglang.http.drain import Drain
 from dspark_sglang.http.envelope import Envelope, log_request_ids
 from dspark_sglang.http.errors import ApiError
@@ -116,6 +117,8 @@ def install(app: Any, settings: HttpSettings) -> Layer:
         OpenAIServingResponses.create_responses, settings.any_model, knows_one_name=True
     )
     TokenizerManager._validate_one_request = with_known_ids(TokenizerManager._validate_one_request)
+    TokenizerManager._create_tokenized_object = with_bounded_values(TokenizerManager._create_tokenized_object)
+    GenerateReqInput.normalize_batch_and_arguments = with_checked_form(GenerateReqInput.normalize_batch_and_arguments)
     for kind in (GenerateReqInput, EmbeddingReqInput):
         kind.__getitem__ = with_even_batch(kind.__getitem__)
     TokenizerManager.sigterm_watchdog = _after(layer.drain, TokenizerManager.sigterm_watchdog)

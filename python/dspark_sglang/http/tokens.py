@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,7 +28,12 @@ def with_known_ids(validate: Callable[[Any, Any, Any], None]) -> Callable[[Any, 
         if input_ids is not None and len(input_ids) == 0 and getattr(request, "input_embeds", None) is None:
             raise ValueError("prompt must have at least one token.")
         check_ids(input_ids, manager.model_config.vocab_size, "input_ids")
-        check_bias(getattr(request, "sampling_params", None))
+        scored = getattr(request, "token_ids_logprob", None)
+        if isinstance(scored, list) and all(isinstance(one, int) for one in scored):
+            check_ids(scored, manager.model_config.vocab_size, "token_ids_logprob")
+        sampling = getattr(request, "sampling_params", None)
+        check_bias(sampling)
+        check_stop_regex(sampling)
         validate(manager, request, input_ids)
 
     return validate_one_request
@@ -44,6 +50,26 @@ def check_bias(sampling: Any) -> None:
             int(key)
     except ValueError as error:
         raise ValueError("logit_bias must have token ids as its keys.") from error
+
+
+def check_stop_regex(sampling: Any) -> None:
+    """Raise ``ValueError`` if a ``stop_regex`` in a request's sampling parameters is no regular expression.
+
+    Upstream: 0.5.23 lets out what its parser raises, which is no ``ValueError`` (status 500), and does not compile
+    the pattern before the scheduler uses it. Remove when it answers 400.
+    """
+    given = sampling.get("stop_regex") if isinstance(sampling, dict) else None
+    if not given:
+        return
+    from sglang.srt.sampling.sampling_params import MAX_STOP_REGEX_LEN
+
+    for pattern in [given] if isinstance(given, str) else given:
+        if not isinstance(pattern, str) or len(pattern) > MAX_STOP_REGEX_LEN:
+            raise ValueError(f"stop_regex must be regular expressions of at most {MAX_STOP_REGEX_LEN} characters.")
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(f"stop_regex must be a regular expression: {error}.") from error
 
 
 def with_even_batch(item: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:

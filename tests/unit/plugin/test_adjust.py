@@ -14,10 +14,12 @@ from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from dspark_sglang.adjust import traits as t
+from dspark_sglang.adjust.adjuster import Adjuster
 from dspark_sglang.adjust.answers import Answers
 from dspark_sglang.adjust.grammars import GrammarWalk
+from dspark_sglang.adjust.prefill import SettledSampler, leave_an_end
 from dspark_sglang.adjust.processors import process
-from dspark_sglang.adjust.seeds import SeededRequests
+from dspark_sglang.adjust.seeds import SeededRequests, following, move_on
 from dspark_sglang.adjust.step import Biases, StepAdjustments
 from sgl_dspark.sampling.block import DraftBlock
 from tests.support import pair
@@ -149,6 +151,32 @@ def test_a_walk_beside_a_draft_is_the_same_walk(backend: XGrammarGrammarBackend)
     assert grammar.accepted_tokens == []
 
 
+def test_a_complete_grammar_wins_over_the_least_length(backend: XGrammarGrammarBackend) -> None:
+    """Before it is complete its end is barred; then nothing else is allowed, and a row must have something to draw."""
+    tokenizer, size = pair.tokenizer(), len(pair.tokenizer())
+    one, end = tokenizer.encode("1")[0], tokenizer.eos_token_id
+    walk = GrammarWalk({0: backend.dispatch_regex("[0-9]{0,2}")}, 4, size)
+    barred = Biases({}, {0: (torch.tensor([end]), 4)})
+    step = StepAdjustments(np.array([True]), None, barred, walk, None, None)
+    window, logits = window_of([4]), torch.zeros(4, size)
+    step.apply(logits, window, DraftBlock(torch.tensor([[one, one, end]]), torch.zeros(1, 3)))
+    allowed = [set(torch.isfinite(row).nonzero().view(-1).tolist()) for row in logits]
+    assert one in allowed[0]
+    assert end not in allowed[0] | allowed[1]
+    assert allowed[2] == {end}
+
+
+def test_a_first_token_that_may_be_nothing_is_an_end() -> None:
+    low = float("-inf")
+    logits = torch.tensor([[low, low, low], [low, 0.5, low], [low, low, low]])
+    leave_an_end(logits, torch.tensor([2, 2, 0]))
+    assert logits.tolist() == [[low, low, 0.0], [low, 0.5, low], [0.0, low, low]]
+    tokenizer = SimpleNamespace(eos_token_id=7)
+    assert t.end_token(SimpleNamespace(eos_token_ids={5, 3}, tokenizer=tokenizer)) == 3
+    assert t.end_token(SimpleNamespace(eos_token_ids=None, tokenizer=tokenizer)) == 7
+    assert t.end_token(SimpleNamespace(eos_token_ids=None, tokenizer=None)) == 0
+
+
 def test_draft_without_anything_left_keeps_its_law() -> None:
     step = StepAdjustments(np.array([True]), None, Biases({}, {0: (torch.tensor([1, 2]), 2)}), None, None, None)
     draft = step.for_draft(None)
@@ -194,3 +222,78 @@ def test_seeded_requests_of_a_part_of_the_batch() -> None:
     assert torch.equal(part.uniforms(4), seeded.uniforms(4)[1:])
     assert seeded.mask(5).tolist() == [False, True, False, True, True]
     assert seeded.select(torch.tensor([0, 2])) is None
+
+
+def test_each_of_several_answers_has_its_own_seed() -> None:
+    """The seed moves on with each answer that is sent, over all of int64, and stays where one answer is asked."""
+    for seed in (0, 7, -1, 2**63 - 1, -(2**63)):
+        several, alone = SamplingParams(n=3, sampling_seed=seed), SamplingParams(n=1, sampling_seed=seed)
+        seeds = []
+        for _ in range(64):
+            seeds.append(several.sampling_seed)
+            move_on(several)
+            move_on(alone)
+        assert seeds[:2] == [seed, following(seed)]
+        assert len(set(seeds)) == 64
+        several.verify(10)
+        assert alone.sampling_seed == seed
+    unseeded = SamplingParams(n=3)
+    move_on(unseeded)
+    assert unseeded.sampling_seed is None
+
+
+def test_the_answers_to_one_prompt_do_not_share_their_uniforms() -> None:
+    seeds = [5]
+    for _ in range(3):
+        seeds.append(following(seeds[-1]))
+    width = 4000
+    one = torch.tensor([0])
+    found = torch.stack([SeededRequests(one, torch.tensor([s]), one).uniforms(width)[0] for s in seeds])
+    assert found.unique().numel() == found.numel()
+    assert (torch.corrcoef(found) - torch.eye(4)).abs().max() < 5 / width**0.5
+
+
+@pytest.mark.parametrize("top_k", [2, 5, 2048])
+def test_a_first_token_of_tied_logits_is_the_same_alone_and_beside_a_sampled_neighbour(top_k: int) -> None:
+    """SGLang's sampler takes a greedy row of a mixed batch from a sort, which orders ties as it likes."""
+    vocab = 2048
+
+    class Sampler:
+        def _preprocess_logits(self, logits: torch.Tensor, _: Any) -> torch.Tensor:
+            return logits
+
+        def __call__(self, output: Any, info: Any, return_logprob: bool, **named: Any) -> torch.Tensor:
+            self.named = named
+            probs = output.next_token_logits.softmax(-1)
+            return torch.topk(probs, top_k).indices[:, 0] if not info.is_all_greedy else probs.argmax(-1)
+
+    generator = torch.Generator().manual_seed(4)
+    inner = Sampler()
+    sampler = SettledSampler(inner)
+    for _ in range(20):
+        logits = torch.zeros(3, vocab)
+        logits[:, torch.randperm(vocab, generator=generator)[:3]] = torch.tensor([1.0, 1.0, 0.5])
+        found = []
+        for top_ks in ([1, 1, 1], [1, top_k, 1]):
+            info = SimpleNamespace(
+                is_all_greedy=top_ks[1] == 1,
+                is_any_greedy=True,
+                top_ks=torch.tensor(top_ks),
+                has_custom_logit_processor=False,
+            )
+            found.append(sampler(SimpleNamespace(next_token_logits=logits.clone()), info, True)[[0, 2]].tolist())
+        assert found[0] == found[1]
+        # What log-probabilities are told of is the whole law.
+        assert torch.equal(inner.named["logprob_logits"], logits)
+
+
+def test_what_was_prepared_for_a_prefill_that_was_not_sampled_is_dropped() -> None:
+    sampler = SettledSampler(None)
+    sampler.seeded, sampler.ends = (
+        SeededRequests(torch.tensor([0]), torch.tensor([1]), torch.tensor([2])),
+        torch.ones(1),
+    )
+    plain = SimpleNamespace(_sampler=sampler, _look=lambda _: (None, None, np.zeros(3, np.uint8)))
+    Adjuster.before_prefill(plain, SimpleNamespace(reqs=[None] * 3))  # type: ignore[arg-type]
+    assert sampler.seeded is None
+    assert sampler.ends is None

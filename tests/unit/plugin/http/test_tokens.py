@@ -9,7 +9,14 @@ import pytest
 
 from dspark_sglang.http.classify import classify
 from dspark_sglang.http.errors import ApiError
-from dspark_sglang.http.tokens import check_bias, check_detokenize, check_ids, with_even_batch, with_known_ids
+from dspark_sglang.http.tokens import (
+    check_bias,
+    check_detokenize,
+    check_ids,
+    check_stop_regex,
+    with_even_batch,
+    with_known_ids,
+)
 
 
 @pytest.mark.parametrize("ids", [None, [], [0], [9, 0, 5]])
@@ -33,6 +40,11 @@ def test_the_wrapped_check_comes_after() -> None:
         assert seen.pop() == (manager, request, ids)
     with pytest.raises(ValueError, match="input_ids"):
         validate(manager, "request", [11])
+    for passing in (None, [], [0, 9], ["x"], [[1]], 5):
+        validate(manager, SimpleNamespace(token_ids_logprob=passing), [1])
+        seen.pop()
+    with pytest.raises(ValueError, match=r"\Atoken_ids_logprob must be "):
+        validate(manager, SimpleNamespace(token_ids_logprob=[3, 10]), [1])
     with pytest.raises(ValueError, match="at least one token"):
         validate(manager, "request", [])
     assert not seen
@@ -47,6 +59,23 @@ def test_a_bias_by_something_else_than_a_token_names_its_field() -> None:
         with_known_ids(lambda *_: None)(manager, request, [1])
     told = classify(400, {"message": str(caught.value)}, "POST", "/v1/chat/completions", "req_1")
     assert (told.status, told.code, told.param) == (400, "invalid_value", "logit_bias")
+
+
+WRONG_PATTERNS = ["(", ["a", "[z"], "(?<=a+)b", "a{99999999999999999999}", [5], "(" * 200, "a" * 1000]
+
+
+@pytest.mark.parametrize("pattern", WRONG_PATTERNS)
+def test_what_is_no_regular_expression_names_its_field(pattern: Any) -> None:
+    """What is found by the scheduler's compiler only, and what its parser raises that is no ValueError, too."""
+    pytest.importorskip("sglang")
+    request = SimpleNamespace(sampling_params={"stop_regex": pattern})
+    manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=10))
+    with pytest.raises(ValueError, match=r"\Astop_regex must be ") as caught:
+        with_known_ids(lambda *_: None)(manager, request, [1])
+    told = classify(400, {"message": str(caught.value)}, "POST", "/generate", "req_1")
+    assert (told.code, told.param) == ("invalid_value", "stop_regex")
+    for passing in (None, {}, {"stop_regex": None}, {"stop_regex": "a+"}, {"stop_regex": ["[ab]", "x$"]}):
+        check_stop_regex(passing)
 
 
 def test_a_batch_of_uneven_lists() -> None:
