@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from grafana import runbooks
 from tests.support.deploy import CHART, DEPLOY, VALUES, chart, check_manifests, documents, load, one, require
 from tests.support.prometheus import GRAFANA, names_in
 from tests.support.server import ROOT
@@ -162,12 +164,25 @@ def test_rules_and_dashboards_are_those_of_grafana() -> None:
     assert one(found, "ConfigMap", "-smoke")["data"]["smoke.py"] == (DEPLOY / "docker" / "smoke.py").read_text()
 
 
+def test_alerts_have_links_where_the_pages_are_published(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    pages = {"monitoring": {"rules": True, "runbookUrl": "https://example.com/runbooks/"}}
+    values.write_text(yaml.safe_dump({"model": {"demo": True}, **pages}))
+    alerts = runbooks.linked((GRAFANA / "alerts.yaml").read_text(), "https://example.com/runbooks")
+    groups = yaml.safe_load((GRAFANA / "rules.yaml").read_text())["groups"] + yaml.safe_load(alerts)["groups"]
+    assert one(documents(values), "PrometheusRule")["spec"]["groups"] == groups
+    values.write_text(yaml.safe_dump({"model": {"demo": True}, "monitoring": {"runbookUrl": "docs/runbooks"}}))
+    assert "runbookUrl" in chart("lint", values).stderr
+
+
 def test_autoscaling_asks_for_metrics_that_exist(tmp_path: Path) -> None:
     triggers = one(documents(EVERYTHING), "ScaledObject")["spec"]["triggers"]
     queries = {trigger["name"]: trigger["metadata"]["query"] for trigger in triggers}
     assert set(queries) == {"queued", "running", "missed-speed"}
     known = (ROOT / "tests" / "golden" / "sglang-metrics.txt").read_text()
     for query in queries.values():
+        # With priorities the series of each are beside the total.
+        assert all(match == 'priority="",' for match in re.findall(r"_reqs\{(.{12})", query))
         for name in names_in(query):
             assert name in known or name.removesuffix("_total") in (ROOT / "docs" / "observability.md").read_text()
     rules = [{"record": f"x:{name.replace('-', '_')}", "expr": query} for name, query in queries.items()]
