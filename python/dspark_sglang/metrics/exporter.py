@@ -53,6 +53,10 @@ class Exporter:
         self._cells: list[tuple[Cell, Any]] = [
             (cell, self._families[cell.metric.name].labels(model_name, *cell.labels)) for cell in fold.sheet
         ]
+        for cell, child in self._cells:
+            if cell.metric.kind == "gauge":
+                # One that was never set is not among the most recent of several processes, and not shown at all.
+                child.set(0.0)
         self._owner = np.repeat(np.arange(len(self._cells)), [cell.size for cell, _ in self._cells])
         self._written = np.zeros_like(fold.sheet.values)
         self._counts = np.repeat(

@@ -132,6 +132,7 @@ def test_several_processes_add_up(tmp_path: Path) -> None:
         [sys.executable, "-c", reader], env=environment, check=True, capture_output=True, text=True
     ).stdout
     assert 'dspark_accepted_tokens_total{model_name="m"} 6.0' in text
+    assert 'dspark_calibration_drifting{kind="greedy",model_name="m"} 0.0' in text
     assert 'dspark_bonus_tokens_total{model_name="m",source="verify"} 4.0' in text
     assert 'dspark_verify_length_tokens_count{model_name="m",policy="adaptive"} 4.0' in text
 
