@@ -70,6 +70,15 @@ def test_names_and_labels_of_ours_exist() -> None:
             assert float(edge) in SGLANG_EDGES["--bucket-time-to-first-token"]
 
 
+def test_pages_name_rules_and_metrics_that_exist() -> None:
+    recorded = {rule["record"] for rule in prom.rules() if "record" in rule}
+    for path in [*(ROOT / "docs").glob("**/*.md"), ROOT / "README.md", *(ROOT / "deploy").glob("**/*.md")]:
+        text = path.read_text()
+        assert set(re.findall(r"\bdspark:[a-z0-9_]+:[a-z0-9_]+", text)) <= recorded, path
+        for name in re.findall(r"\bdspark_[a-z_]+_total\b", text):
+            assert name in BY_NAME, (path, name)
+
+
 def test_what_is_counted_for_requests_is_a_share_of_rounds() -> None:
     (rule,) = (rule for rule in prom.rules() if rule.get("record") == "dspark:fallbacks:ratio5m")
     per_round, per_step = rule["expr"].split(" or ")
