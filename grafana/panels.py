@@ -18,6 +18,8 @@ from dspark_sglang.metrics.definitions import BY_NAME
 SELECTED = 'job=~"$job",instance=~"$instance",model_name=~"$model"'
 # SGLang's HTTP metrics do not name a model, and Prometheus's own neither.
 SELECTED_HOST = 'job=~"$job",instance=~"$instance"'
+# SGLang's numbers of requests: with priorities there is a series for each beside the total, whose priority is empty.
+SELECTED_TOTAL = SELECTED + ',priority=""'
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 NAME = re.compile(r"\bdspark_[a-z_]+[a-z]\b")
 COLUMNS = 24
@@ -25,7 +27,7 @@ COLUMNS = 24
 
 @dataclass(frozen=True)
 class Query:
-    """A PromQL expression with ``SEL`` where the dashboard's variables go, and its legend."""
+    """A PromQL expression with ``SEL`` (``TOTAL``, ``SELHOST``) where the dashboard's variables go, and its legend."""
 
     expr: str
     legend: str = ""
@@ -34,7 +36,8 @@ class Query:
 
     def text(self) -> str:
         """Write the expression out."""
-        return self.expr.replace("SELHOST", SELECTED_HOST).replace("SEL", SELECTED)
+        written = self.expr.replace("SELHOST", SELECTED_HOST).replace("TOTAL", SELECTED_TOTAL)
+        return written.replace("SEL", SELECTED)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ TOKENS = "sum(dspark:output_tokens:rate1m{SEL})"
 USER = f"sum(rate(dspark_user_tokens_total{{SEL}}{STEP})) / (sum(rate(dspark_user_seconds_total{{SEL}}{STEP})) > 0)"
 MEAN_USER = "avg(dspark:user_speed:mean1m{SEL})"
 SLA = (
-    f'sum by (sla) (rate(dspark_sla_spans_total{{SEL,met="yes"}}{STEP}))'
-    f" / (sum by (sla) (rate(dspark_sla_spans_total{{SEL}}{STEP})) > 0)"
+    f'sum by (sla) (rate(dspark_sla_seconds_total{{SEL,met="yes"}}{STEP}))'
+    f" / (sum by (sla) (rate(dspark_sla_seconds_total{{SEL}}{STEP})) > 0)"
 )
 
 PANELS = (
@@ -33,7 +33,7 @@ PANELS = (
     Panel(
         "Running requests",
         "As SGLang counts them.",
-        [Query("sum(sglang:num_running_reqs{SEL})")],
+        [Query("sum(sglang:num_running_reqs{TOTAL})")],
         "short",
         "stat",
         6,
@@ -85,7 +85,7 @@ PANELS = (
     ),
     Panel(
         "Speed objectives met",
-        "Share of spans of about two seconds in which a user got at least so many tokens per second.",
+        "Share of users' time at that many tokens per second or more, by spans of about two seconds.",
         [Query(SLA, "{{sla}} tok/s/user")],
         "percentunit",
         width=12,
@@ -93,7 +93,7 @@ PANELS = (
     ),
     Panel(
         "Speed per user",
-        "What half, nine in ten and 99 in 100 spans exceed is p50, p10 and p1.",
+        "What users exceed in half, nine tenths and 99 hundredths of the time is p50, p10 and p1.",
         [_speed(0.01), _speed(0.1), _speed(0.5), _speed(0.9)],
         "short",
         width=12,

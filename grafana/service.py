@@ -37,7 +37,7 @@ PANELS = (
         width=6,
         height=4,
     ),
-    Panel("Queue", "Requests that wait.", [Query("sum(sglang:num_queue_reqs{SEL})")], "short", "stat", 6, 4),
+    Panel("Queue", "Requests that wait.", [Query("sum(sglang:num_queue_reqs{TOTAL})")], "short", "stat", 6, 4),
     Panel(
         "KV memory",
         "Largest share in use.",
@@ -87,8 +87,8 @@ PANELS = (
         "Requests",
         "Running and waiting.",
         [
-            Query("sum(sglang:num_running_reqs{SEL})", "running"),
-            Query("sum(sglang:num_queue_reqs{SEL})", "waiting"),
+            Query("sum(sglang:num_running_reqs{TOTAL})", "running"),
+            Query("sum(sglang:num_queue_reqs{TOTAL})", "waiting"),
         ],
     ),
     Panel("Time in the queue", "Of requests that began to run.", _latency("queue_time_seconds"), "s"),

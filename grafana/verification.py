@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dspark_sglang.metrics.definitions import ROUND_REASONS
 from grafana.panels import Pair, Panel, Query
 
 TITLE, UID = "DSpark: Verification", "dspark-verification"
@@ -27,8 +28,13 @@ def _mean(name: str, by: str = "") -> str:
     return _share(f"{name}_sum", f"{name}_count", by)
 
 
+PER_ROUND = "|".join(ROUND_REASONS)
 BIN = "(sum by (bin) (increase(dspark_calibration_judged_total{SEL}[$__range])) > 20)"
-FALLBACKS = f"{_rate('dspark_fallbacks_total', 'reason')} / scalar({_rate('dspark_steps_total')} > 0) > 0"
+FALLBACKS = " or ".join(
+    f"{_rate('dspark_fallbacks_total', 'reason', f'SEL,reason{match}{chr(34)}{PER_ROUND}{chr(34)}')}"
+    f" / scalar({_rate(whole)} > 0) > 0"
+    for match, whole in (("=~", "dspark_rounds_total"), ("!~", "dspark_steps_total"))
+)
 
 PANELS = (
     Panel(
@@ -113,8 +119,8 @@ PANELS = (
         quiet="No step times: see the fallback no_cost_model",
     ),
     Panel(
-        "Fallbacks per step",
-        "By name; docs/scheduling.md says when each happens. Those of requests can be above 1.",
+        "Fallbacks",
+        "Share of steps by name, or of rounds where it happens to single requests; docs/scheduling.md says when.",
         [Query(FALLBACKS, "{{reason}}")],
         quiet="No fallbacks in this range",
     ),

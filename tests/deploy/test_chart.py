@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.deploy import CHART, DEPLOY, VALUES, chart, check_manifests, documents, load, one, require
-from tests.support.prometheus import GRAFANA, names_in
+from tests.support.deploy import CHART, DEPLOY, VALUES, chart, check_manifests, documents, load, one, render, require
 from tests.support.server import ROOT
 
 CPU, GPU, MULTI = (CHART / f"values-{name}.yaml" for name in ("cpu", "gpu", "multi-node"))
@@ -148,54 +146,6 @@ def test_selectors_select_what_they_are_for() -> None:
         assert not any(service["spec"]["selector"].items() <= test.items() for service in services)
 
 
-@pytest.mark.parametrize(
-    ("values", "kind", "key", "job"),
-    [
-        (GPU, "ServiceMonitor", "endpoints", "dspark"),
-        (EVERYTHING, "PodMonitor", "podMetricsEndpoints", "dspark"),
-        (MULTI, "PodMonitor", "podMetricsEndpoints", "dspark-plain"),
-    ],
-)
-def test_the_job_is_the_one_that_alerts_ask_for(values: Path, kind: str, key: str, job: str) -> None:
-    """A server without DSpark has none of its metrics, whose absence is an alert."""
-    found = documents(values)
-    (endpoint,) = one(found, kind)["spec"][key]
-    assert {"targetLabel": "job", "replacement": job} in endpoint["relabelings"]
-    plain = any("--plain" in word for word in found[-1]["spec"]["containers"][0]["args"])
-    assert plain == (job == "dspark-plain")
-    assert 'job="dspark"' in (GRAFANA / "alerts.yaml").read_text()
-
-
-def test_rules_and_dashboards_are_those_of_grafana() -> None:
-    found = documents(EVERYTHING)
-    files = [yaml.safe_load((GRAFANA / name).read_text())["groups"] for name in ("rules.yaml", "alerts.yaml")]
-    assert one(found, "PrometheusRule")["spec"]["groups"] == files[0] + files[1]
-    boards = one(found, "ConfigMap", "-dashboards")
-    assert boards["metadata"]["labels"]["grafana_dashboard"] == "1"
-    expected = {f"dspark-{path.name}": path.read_text() for path in (GRAFANA / "dashboards").glob("*.json")}
-    assert {name: text.strip() for name, text in boards["data"].items()} == {
-        name: text.strip() for name, text in expected.items()
-    }
-    assert one(found, "ConfigMap", "-smoke")["data"]["smoke.py"] == (DEPLOY / "docker" / "smoke.py").read_text()
-
-
-def test_autoscaling_asks_for_metrics_that_exist(tmp_path: Path) -> None:
-    triggers = one(documents(EVERYTHING), "ScaledObject")["spec"]["triggers"]
-    queries = {trigger["name"]: trigger["metadata"]["query"] for trigger in triggers}
-    # KEDA takes an empty answer for 0, unless told otherwise: then a fleet that nobody scrapes would shrink under load.
-    for trigger in triggers:
-        assert trigger["metadata"].get("ignoreNullValues") == "false" or "or vector(0)" in trigger["metadata"]["query"]
-    assert set(queries) == {"queued", "running", "missed-speed"}
-    known = (ROOT / "tests" / "golden" / "sglang-metrics.txt").read_text()
-    for query in queries.values():
-        for name in names_in(query):
-            assert name in known or name.removesuffix("_total") in (ROOT / "docs" / "observability.md").read_text()
-    rules = [{"record": f"x:{name.replace('-', '_')}", "expr": query} for name, query in queries.items()]
-    file = tmp_path / "rules.yaml"
-    file.write_text(yaml.safe_dump({"groups": [{"name": "x", "rules": rules}]}))
-    assert subprocess.run([require("promtool"), "check", "rules", str(file)], capture_output=True).returncode == 0
-
-
 def test_state_is_kept_by_what_it_was_measured_with(tmp_path: Path) -> None:
     folders = set()
     for image in ("0.1.0-cpu", "0.2.0-cpu"):
@@ -209,15 +159,6 @@ def test_state_is_kept_by_what_it_was_measured_with(tmp_path: Path) -> None:
         assert spec["volumeClaimTemplates"][0]["metadata"]["name"] == "state"
         folders.add(folder)
     assert len(folders) == 2
-
-
-def render(text: str, folder: Path) -> list[dict[str, Any]]:
-    """Render the chart with values given as text."""
-    file = folder / "values.yaml"
-    file.write_text(text)
-    result = chart("template", file)
-    assert result.returncode == 0, result.stderr
-    return [document for document in yaml.safe_load_all(result.stdout) if document]
 
 
 HUB = "model: {path: org/target, draftPath: org/draft}\ncache: {size: 60Gi}\n"
@@ -241,11 +182,6 @@ def test_the_image_without_a_tag_is_one_that_is_built(more: str, stage: str, tmp
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     assert server["image"] == f"sgl-dspark:{version}-{stage}"
     assert f"--tag {server['image']} " in (ROOT / "Dockerfile").read_text()
-
-
-def test_autoscaling_by_a_scrape_of_ones_own(tmp_path: Path) -> None:
-    text = "model: {demo: true}\nautoscaling: {enabled: true, scrapedElsewhere: true}\n"
-    assert one(render(text, tmp_path), "ScaledObject")
 
 
 def test_parallel_sizes_are_gpus() -> None:

@@ -79,3 +79,12 @@ def tracked(*patterns: str) -> list[Path]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", *patterns]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     return [ROOT / name for name in sorted(set(names)) if name and (ROOT / name).is_file()]
+
+
+def render(text: str, folder: Path) -> list[dict[str, Any]]:
+    """Render the chart with values given as text."""
+    file = folder / "values.yaml"
+    file.write_text(text)
+    result = chart("template", file)
+    assert result.returncode == 0, result.stderr
+    return [document for document in yaml.safe_load_all(result.stdout) if document]

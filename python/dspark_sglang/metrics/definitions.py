@@ -33,6 +33,8 @@ GRAPH_REASONS = (
     "target_graph_pages",
     "target_graph_size",
 )
+# Counted for requests, so that their share is of rounds; all others are counted once a step.
+ROUND_REASONS = (*ROW_REASONS, "answer_not_followed")
 # Requests in one decode step, by powers of two: the upper end of each class.
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 BINS = 10
@@ -97,7 +99,7 @@ def label_values(gamma: int, sla: Sequence[float]) -> dict[str, tuple[str, ...]]
 def edges_of(metric: Metric, gamma: int, sla: Sequence[float]) -> tuple[float, ...]:
     """Return a histogram's upper bucket edges, without infinity.
 
-    The edges of tokens per second hold every anchor, so that attainment is exact whichever way it is asked for.
+    The edges of tokens per second hold every anchor, so that no quantile is guessed across one.
     """
     if metric.name in LENGTHS:
         return tuple(float(n) for n in range(1, gamma + 2))

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.5
-# Different label values of an information metric that one process may bring up, such as policies that were in force.
+# Different label values of an information metric that one process may bring up, such as policies that were in force:
+# series cannot be taken back, so what comes after these shares one, whose last label, a digest, is this.
 MOST_INFO = 32
+OTHER_INFO = "other"
 
 Source = Callable[["Sheet"], Mapping[str, Mapping[tuple[str, ...], float]]]
 
@@ -51,6 +53,10 @@ class Exporter:
         self._cells: list[tuple[Cell, Any]] = [
             (cell, self._families[cell.metric.name].labels(model_name, *cell.labels)) for cell in fold.sheet
         ]
+        for cell, child in self._cells:
+            if cell.metric.kind == "gauge":
+                # One that was never set is not among the most recent of several processes, and not shown at all.
+                child.set(0.0)
         self._owner = np.repeat(np.arange(len(self._cells)), [cell.size for cell, _ in self._cells])
         self._written = np.zeros_like(fold.sheet.values)
         self._counts = np.repeat(
@@ -103,12 +109,21 @@ class Exporter:
 
     def _write_info(self, info: Mapping[str, Mapping[tuple[str, ...], float]]) -> None:
         """Set information to 1 where it holds, and to 0 where it has held."""
-        current = {(name, labels): value for name, series in info.items() for labels, value in series.items()}
-        for key in current.keys() - self._info.keys():
-            if len(self._info) < MOST_INFO:
-                self._info[key] = self._families[key[0]].labels(self._model, *key[1])
+        current = {}
+        for name, series in info.items():
+            for labels, value in series.items():
+                current[self._info_key(name, labels)] = value
         for key, child in self._info.items():
             child.set(current.get(key, 0.0))
+
+    def _info_key(self, name: str, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+        """Return under what information is exported: as it is while there are few, then without its digest."""
+        key = (name, labels)
+        if key not in self._info and sum(known == name for known, _ in self._info) >= MOST_INFO:
+            key = (name, (*labels[:-1], OTHER_INFO))
+        if key not in self._info:
+            self._info[key] = self._families[name].labels(self._model, *key[1])
+        return key
 
     # The thread.
 

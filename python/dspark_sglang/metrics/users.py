@@ -105,15 +105,17 @@ class Users:
     def finish(self, request: Any, total: int, now: float) -> int:
         """Settle a request that has ended; returns the tokens that are new (negative if some were cut off).
 
-        The rest of a span counts as one if it is at least half as long, or the only one.
+        The rest of a span counts as one if it is at least half as long, or the only one with a token. Without a token
+        it is a stall that nobody waited out, which counts if it is as long as that.
         """
         place = self._leave(request)
         self._over.add(request)
         if place is None:
             return total
         tokens, seconds = total - place.base, now - place.start_s
-        if tokens > 0 and seconds > 0:
-            self.spans.append(Span(tokens, seconds, not place.spans or seconds >= SPAN_S / 2))
+        whole = seconds >= SPAN_S / 2 or (tokens > 0 and not place.spans)
+        if seconds > 0 and tokens >= 0 and (tokens or whole):
+            self.spans.append(Span(tokens, seconds, whole))
         return total - place.delivered
 
     def _leave(self, request: Any) -> Place | None:

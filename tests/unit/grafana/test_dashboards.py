@@ -56,6 +56,8 @@ def test_queries_filter_and_rate_as_they_should(panel: dict[str, Any]) -> None:
         if "dspark:frontier" not in expr:
             for selector in re.findall(r"\{(.*?)\}", expr):
                 assert 'job=~"$job"' in selector, expr
+        for selector in re.findall(r"sglang:num_(?:running|queue)_reqs\{(.*?)\}", expr):
+            assert selector.endswith(',priority=""'), "the series of priorities are counted beside the total"
         for name in METRIC_NAME.findall(expr):
             counts = name.endswith(("_total", "_bucket", "_sum", "_count"))
             inside = re.search(

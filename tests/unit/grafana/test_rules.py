@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dspark_sglang.metrics.definitions import BY_NAME, DEFAULT_SLA, LABEL_VALUES, anchor_label
+from dspark_sglang.metrics.definitions import BY_NAME, DEFAULT_SLA, LABEL_VALUES, ROUND_REASONS, anchor_label
 from dspark_sglang.metrics.flags import SGLANG_EDGES
-from grafana import frontier
+from grafana import runbooks
 from tests.support import prometheus as prom
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,7 +40,7 @@ def test_an_alert_has_both_cases_and_a_page(alert: dict[str, Any]) -> None:
     name = alert["alert"]
     tests = [test for case in CASES for test in case["promql_expr_test"] if f'alertname="{name}"' in test["expr"]]
     assert {bool(test["exp_samples"]) for test in tests} == {True, False}
-    page = ROOT / alert["annotations"]["runbook_url"]
+    page = ROOT / alert["annotations"]["runbook"]
     assert page.read_text().startswith(f"# {name}\n")
     for part in ("**Means**", "**Look at**", "**Do**"):
         assert part in page.read_text(), part
@@ -59,29 +59,62 @@ def test_names_and_labels_of_ours_exist() -> None:
             base = re.sub(r"_(bucket|sum|count)$", "", name)
             known = name in BY_NAME or base in BY_NAME or name in recorded
             assert known or name.startswith("sglang:") or name == "up", name
-        for reason in re.findall(r'reason!~"([^"]*)"', rule["expr"]):
+        for reason in re.findall(r'reason[!=]~"([^"]*)"', rule["expr"]):
             assert set(reason.split("|")) <= set(LABEL_VALUES["reason"])
+        # With priorities the series of each are beside the total.
+        for labels in re.findall(r"sglang:num_(?:running|queue)_reqs(.{13})", rule["expr"]):
+            assert labels == '{priority=""}'
         for anchor in re.findall(r'sla="([^"]*)"', rule["expr"]):
             assert anchor in {anchor_label(value) for value in DEFAULT_SLA}
         for edge in re.findall(r'time_to_first_token_seconds_bucket\{le="([^"]*)"', rule["expr"]):
             assert float(edge) in SGLANG_EDGES["--bucket-time-to-first-token"]
 
 
-def test_a_frontier_becomes_rules_that_promtool_accepts(tmp_path: Path) -> None:
-    level = {
-        "concurrency": 4,
-        "arms": {"plain": {"tok_s": {"median": 80.5}, "tok_s_user": {"median": 20.25}}, "other": {"tok_s": None}},
-    }
-    document = frontier.rules({"summary": [level]})
-    assert [(r["expr"], r["labels"]["axis"]) for r in document["groups"][0]["rules"]] == [
-        ("vector(20.25)", "user"),
-        ("vector(80.5)", "total"),
-    ]
-    path = tmp_path / "frontier.yaml"
-    path.write_text(yaml.safe_dump(document))
+def test_pages_name_rules_and_metrics_that_exist() -> None:
+    recorded = {rule["record"] for rule in prom.rules() if "record" in rule}
+    for path in [*(ROOT / "docs").glob("**/*.md"), ROOT / "README.md", *(ROOT / "deploy").glob("**/*.md")]:
+        text = path.read_text()
+        assert set(re.findall(r"\bdspark:[a-z0-9_]+:[a-z0-9_]+", text)) <= recorded, path
+        for name in re.findall(r"\bdspark_[a-z_]+_total\b", text):
+            assert name in BY_NAME, (path, name)
+
+
+def test_what_is_counted_for_requests_is_a_share_of_rounds() -> None:
+    (rule,) = (rule for rule in prom.rules() if rule.get("record") == "dspark:fallbacks:ratio5m")
+    per_round, per_step = rule["expr"].split(" or ")
+    assert f'reason=~"{"|".join(ROUND_REASONS)}"' in per_round
+    assert "dspark_rounds_total" in per_round
+    assert f'reason!~"{"|".join(ROUND_REASONS)}"' in per_step
+    assert "dspark_steps_total" in per_step
+
+
+def test_the_page_on_fallbacks_names_every_reason_that_alerts_and_no_other() -> None:
+    (alert,) = (rule for rule in ALERTS if rule["alert"] == "DsparkFallbacks")
+    (normal,) = re.findall(r'reason!~"([^"]*)"', alert["expr"])
+    table = [line for line in (ROOT / alert["annotations"]["runbook"]).read_text().splitlines() if line[:2] == "| "]
+    named = {name for line in table[1:] for name in re.findall(r"`([a-z_]+)`", line.split("|")[1])}
+    assert named == set(LABEL_VALUES["reason"]) - set(normal.split("|"))
+
+
+@pytest.mark.parametrize("base", ["https://example.com/pages", "http://wiki.example.com/x/docs/runbooks/"])
+def test_alerts_get_links_to_where_the_pages_are(base: str, tmp_path: Path) -> None:
+    text = runbooks.linked((prom.GRAFANA / "alerts.yaml").read_text(), base)
+    path = tmp_path / "alerts.yaml"
+    path.write_text(text)
     promtool("check", "rules", str(path))
+    rules = [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
+    assert [rule["annotations"].pop("runbook_url") for rule in rules] == [
+        f"{base.rstrip('/')}/{alert['alert']}.md" for alert in ALERTS
+    ]
+    assert rules == ALERTS
 
 
-def test_a_file_without_measurements_is_refused() -> None:
-    with pytest.raises(ValueError, match="no measured level"):
-        frontier.rules({"summary": []})
+@pytest.mark.parametrize("base", ["", "docs/runbooks", "ftp://h/x", "https://", 'https://h/"x', "https://h/{{ x }}"])
+def test_what_is_no_address_of_pages_is_refused(
+    base: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["runbooks", base])
+    assert runbooks.main() == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("runbooks: the address of the pages must be such as https://")

@@ -15,7 +15,10 @@ from dspark_sglang.metrics.definitions import (
     edges_of,
     label_values,
 )
+from dspark_sglang.metrics.exporter import MOST_INFO
+from dspark_sglang.metrics.recorder import MOST_ROWS
 from dspark_sglang.metrics.sheet import Sheet
+from dspark_sglang.metrics.users import SPAN_S
 from sgl_dspark.planner.policy import ROW_REASONS, STEP_REASONS
 
 
@@ -59,3 +62,10 @@ def test_series_stay_few() -> None:
 
 def test_every_fallback_has_its_series() -> None:
     assert {*ROW_REASONS, *STEP_REASONS} < set(LABEL_VALUES["reason"])
+
+
+def test_numbers_in_the_definitions_are_those_of_the_code() -> None:
+    assert f"of at most {MOST_ROWS} requests" in BY_NAME["dspark_calibration_judged_total"].formula
+    assert f"the first {MOST_INFO}" in BY_NAME["dspark_policy_info"].help
+    assert SPAN_S == 2.0
+    assert "about two seconds" in BY_NAME["dspark_user_tokens_per_second"].help

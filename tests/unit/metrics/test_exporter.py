@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from dspark_sglang.metrics.definitions import METRICS
-from dspark_sglang.metrics.exporter import MOST_INFO, Exporter
+from dspark_sglang.metrics.exporter import MOST_INFO, OTHER_INFO, Exporter
 from tests.support.recorded import Engine, Request
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -99,6 +99,26 @@ def test_information_that_no_longer_holds_is_zero_and_its_number_is_bounded() ->
     assert values == [0.0] * MOST_INFO + [None] * 5
 
 
+def test_what_is_in_force_is_exported_however_many_were_before() -> None:
+    """Alerts ask whether the adaptive policy is in force; the digest of its settings may go, the policy not."""
+    registry = CollectorRegistry()
+    now: dict[str, dict[tuple[str, ...], float]] = {}
+    exporter = Exporter(Engine().fold, "m", lambda sheet: now, registry)
+
+    def in_force() -> list[tuple[str, str]]:
+        exporter.export()
+        samples = [s for family in registry.collect() for s in family.samples if s.name == "dspark_policy_info"]
+        return [(s.labels["policy"], s.labels["settings"]) for s in samples if s.value == 1.0]
+
+    for i in range(MOST_INFO + 3):
+        now = {"dspark_policy_info": {("static", str(i)): 1.0}, "dspark_worker_info": {("x",) * 8: 1.0}}
+        assert in_force() == [("static", str(i) if i < MOST_INFO else OTHER_INFO)]
+    now = {"dspark_policy_info": {("adaptive", "new"): 1.0}}
+    assert in_force() == [("adaptive", OTHER_INFO)]
+    now = {"dspark_policy_info": {("static", "7"): 1.0}}
+    assert in_force() == [("static", "7")]
+
+
 def test_several_processes_add_up(tmp_path: Path) -> None:
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
@@ -112,6 +132,7 @@ def test_several_processes_add_up(tmp_path: Path) -> None:
         [sys.executable, "-c", reader], env=environment, check=True, capture_output=True, text=True
     ).stdout
     assert 'dspark_accepted_tokens_total{model_name="m"} 6.0' in text
+    assert 'dspark_calibration_drifting{kind="greedy",model_name="m"} 0.0' in text
     assert 'dspark_bonus_tokens_total{model_name="m",source="verify"} 4.0' in text
     assert 'dspark_verify_length_tokens_count{model_name="m",policy="adaptive"} 4.0' in text
 
