@@ -60,7 +60,7 @@ def test_replayed_steps_serve_the_target(plain: PlainAnswers, tmp_path_factory: 
 def test_steps_that_could_not_be_captured_serve_the_target(
     plain: PlainAnswers, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with served(tmp_path_factory, "without_graphs").serving() as server:
+    with served(tmp_path_factory, "without_graphs").serving(failing=True) as server:
         check_greedy(server, plain)
         counted = fallbacks(server)
         assert counted["draft_graph_failed"] > 0

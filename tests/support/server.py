@@ -122,14 +122,14 @@ class ServerProcess:
         return self.log_path.read_text(errors="replace")
 
     @contextmanager
-    def serving(self) -> Iterator[ServerProcess]:
-        """Serve; at the end nothing may run, stay or have failed inside."""
+    def serving(self, *, failing: bool = False) -> Iterator[ServerProcess]:
+        """Serve; at the end nothing may run, stay or have failed inside, but for what is made to fail and says so."""
         self.start()
         try:
             yield self
             self.wait_until_idle()
             assert self.stop() == 0
-            assert "Traceback" not in self.log()
+            assert ("Traceback" in self.log()) == failing
         finally:
             self.kill()
 
