@@ -41,7 +41,7 @@ NONSENSE: tuple[dict[str, Any], ...] = (
     {"model": "default", "messages": "x", "temperature": "hot"},
     {"model": "default", "messages": [{"role": "user", "content": "x"}], "regex": "(", "max_tokens": 4},
     {"model": "default", "messages": [{"role": "user", "content": "x " * 4000}]},
-    {"messages": [{"role": "user", "content": "x"}], "min_tokens": 1, "stop_token_ids": [-1]},
+    {"messages": [{"role": "user", "content": "x"}], "min_tokens": 1, "n": 0},
     {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 60000},
 )
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import msgspec
 
-from dspark_sglang.http.tokens import check_ids
-
 MOST_ANSWERS = 4096
 # What is further from zero changes no law any more and leaves the range of fp32 on its way through the sampler, where
 # infinity over infinity is no number.
@@ -149,7 +147,8 @@ def _bound_sampling(sampling: Any, vocab_size: int, context_length: int) -> None
     sampling.temperature = min(sampling.temperature, HOTTEST)
     _within("repetition_penalty", sampling.repetition_penalty, LEAST_REPETITION)
     _within("min_new_tokens", sampling.min_new_tokens, 0, context_length)
-    check_ids(list(sampling.stop_token_ids or ()), vocab_size, "stop_token_ids")
+    # What no token has is never drawn, and so stops nothing; only where ends are masked would it be looked up.
+    sampling.stop_token_ids = {i for i in sampling.stop_token_ids or () if 0 <= i < vocab_size} or None
     for value in (sampling.logit_bias or {}).values():
         if not (math.isfinite(value) and abs(value) <= LARGEST_BIAS):
             raise ValueError(f"logit_bias must have values from {-LARGEST_BIAS:g} to {LARGEST_BIAS:g}, got {value}.")

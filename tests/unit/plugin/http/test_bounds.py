@@ -48,8 +48,6 @@ def tokenized(sampling: dict[str, Any] | None = None, **fields: Any) -> Tokenize
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("min_new_tokens", {"min_new_tokens": 2**31, "max_new_tokens": None}, {}),
     ("min_new_tokens", {"min_new_tokens": CONTEXT + 1, "max_new_tokens": None}, {}),
-    ("stop_token_ids", {"stop_token_ids": [VOCAB]}, {}),
-    ("stop_token_ids", {"stop_token_ids": [-1], "min_new_tokens": 1}, {}),
     ("stop_token_ids", {"stop_token_ids": [2**70]}, {}),
     ("repetition_penalty", {"repetition_penalty": 1e-40}, {}),
     ("logit_bias", {"logit_bias": {"5": INFINITY}}, {}),
@@ -106,8 +104,9 @@ def test_everything_else_is_left_as_it_was(sampling: dict[str, Any], fields: dic
 
 
 def test_bounds_that_keep_the_law() -> None:
-    request = tokenized({"top_k": 2**40, "temperature": 1e300})
+    request = tokenized({"top_k": 2**40, "temperature": 1e300, "stop_token_ids": [VOCAB, 3, -1]})
     bound_values(request, VOCAB, CONTEXT)
+    assert request.sampling_params.stop_token_ids == {3}
     assert request.sampling_params.top_k == TOP_K_ALL
     assert request.sampling_params.temperature == bounds.HOTTEST
 
