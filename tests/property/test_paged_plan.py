@@ -106,10 +106,10 @@ def test_attention_through_the_plan_equals_the_naive_one(
         attention.plan(full, torch.zeros(1, 32, dtype=torch.int32), torch.zeros(slots, dtype=torch.int64))
     plan = build_paged(q_lens, kv_lens, page_size=page_size, causal=causal, slots=slots)
     attention.plan(plan, pool.table, pool.rows)
-    queries = torch.randn(plan.rows + (5 if persistent else 0), heads[0], DIM)
-    got = attention.run(queries, pool.keys, pool.values)[: plan.rows]
+    queries = torch.randn(plan.rows, heads[0], DIM)
+    got = attention.run(queries, pool.keys, pool.values)
     own = [slots_of[:length] for slots_of, length in zip(pool.slots, kv_lens, strict=True)]
-    want = naive_attention(own, q_lens, queries[: plan.rows], pool.keys, pool.values, SCALE, causal=causal)
+    want = naive_attention(own, q_lens, queries, pool.keys, pool.values, SCALE, causal=causal)
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
 
 
@@ -152,7 +152,7 @@ def test_verification_whose_lengths_the_host_does_not_know(
         Heads(*heads, DIM, torch.float32, SCALE, page_size), CPU, torch.empty(0), None, ReferencePagedPrefill
     )
     attention.plan(plan, pool.table, pool.rows)
-    got = attention.run(queries[rows.spread], pool.keys, pool.values)[rows.pack][: sum(lens)]
+    got = attention.run(queries[rows.spread][: plan.rows], pool.keys, pool.values)[rows.pack][: sum(lens)]
 
     own = [pool.slots[r][: prefix[r] + lens[r]] for r in range(real)]
     want = naive_attention(own, lens, queries[: sum(lens)], pool.keys, pool.values, SCALE, causal=True)

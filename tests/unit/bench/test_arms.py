@@ -58,7 +58,7 @@ def test_no_option_of_serve_that_speculation_needs_reaches_the_plain_server() ->
     serve.add_arguments(parser)
     # Both servers take what is about metrics and HTTP.
     common = {"-h", "--plain", "--no-metrics", "--sla", "--max-body-mib", "--drain-timeout", "--cors-origins"}
-    common |= {"--any-model"}
+    common |= {"--any-model", "--api-key-file", "--admin-api-key-file"}
     options = [a.option_strings[0] for a in parser._actions if a.option_strings[0] not in common]
     assert {"--shortlist", "--policy", "--no-online"} <= set(options)
     flags = [text for option in options for text in (option, "1")]
