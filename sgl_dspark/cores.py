@@ -35,6 +35,20 @@ def usable_cores() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
+def model_threads() -> int:
+    """Threads of the model on a CPU, of a server that is started to be measured: OMP_NUM_THREADS, or one.
+
+    Raises
+    ------
+    ConfigError
+        If the variable is no positive number.
+    """
+    text = os.environ.get("OMP_NUM_THREADS", "1")
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"OMP_NUM_THREADS must be a positive number, not {text!r}")
+    return int(text)
+
+
 def plan_cores(choice: str, usable: frozenset[int], *, threads: int, gpu: bool) -> Cores:
     """Divide the cores between server and client.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +12,9 @@ import orjson
 
 from dspark_loadtest.record import INTERRUPTED, LEFT, MALFORMED, TIMEOUT, RequestRecord
 from dspark_loadtest.stream import Stream, error_text
+from sgl_dspark.server_keys import authorization
 
-API_KEY = "DSPARK_API_KEY"
+CHAT = "/v1/chat/completions"
 # SGLang's model gateway names the replica that it chose.
 REPLICA_HEADER = "x-smg-routed-worker-id"
 _BUSY = ("http_429", "http_503", "stream_429", "stream_503")
@@ -79,9 +79,7 @@ class ChatClient:
     ) -> None:
         self.url, self.model, self.settings, self.clock = url, model, settings, clock
         self.on_tokens = on_tokens
-        headers = {"Content-Type": "application/json"}
-        if os.environ.get(API_KEY):
-            headers["Authorization"] = f"Bearer {os.environ[API_KEY]}"
+        headers = {"Content-Type": "application/json", **authorization(CHAT)}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
             timeout=aiohttp.ClientTimeout(total=settings.timeout_s),
@@ -143,7 +141,7 @@ class ChatClient:
         now = self.clock()
         record.sent = now if record.sent is None else record.sent
         try:
-            async with self._session.post(f"{self.url}/v1/chat/completions", data=body) as reply:
+            async with self._session.post(f"{self.url}{CHAT}", data=body) as reply:
                 record.replica = reply.headers.get(REPLICA_HEADER, "")
                 if reply.status != 200:
                     record.outcome = f"http_{reply.status}"

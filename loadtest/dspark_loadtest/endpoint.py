@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import urllib.error
 import urllib.request
@@ -13,13 +12,9 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from dspark_loadtest.client import API_KEY
 from dspark_loadtest.errors import LoadtestError, StatusError
+from sgl_dspark.server_keys import HINT, authorization
 
-# SGLang's --admin-api-key, where one is set; an environment variable, so that it does not show in process lists.
-ADMIN_KEY = "DSPARK_ADMIN_KEY"
-# Where SGLang wants the admin key if it has one, else the API key.
-_ADMIN_PATHS = ("/dspark", "/flush_cache")
 _TIMEOUT_S = 60
 # A server that still runs or aborts something does not empty its cache: SGLang waits so long itself, and is then asked
 # again.
@@ -150,10 +145,7 @@ class Endpoint:
         return found
 
     def _open(self, path: str, data: bytes | None) -> bytes:
-        headers = {"Content-Type": "application/json"}
-        key = (path.startswith(_ADMIN_PATHS) and os.environ.get(ADMIN_KEY)) or os.environ.get(API_KEY)
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
+        headers = {"Content-Type": "application/json", **authorization(path)}
         request = urllib.request.Request(f"{self.url}{path}", data, headers)
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
@@ -164,7 +156,7 @@ class Endpoint:
                 raise StatusError(f"{self.url}{path} answered {reply.status}: {said}", reply.status)
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace").strip()[:300]
-            hint = f"; set {ADMIN_KEY} to its admin key" if error.code in (401, 403) else ""
+            hint = f"; {HINT}" if error.code in (401, 403) else ""
             message = f"{self.url}{path} answered {error.code}: {said or error.reason}{hint}"
             raise StatusError(message, error.code) from error
         except (OSError, ValueError) as error:

@@ -57,9 +57,9 @@ def _cpu_model() -> str:
 
 
 def _threads() -> Iterator[Finding]:
-    from dspark_sglang.threads import default_threads, usable_cores
+    from dspark_sglang.threads import core_count, default_threads
 
-    cores = usable_cores()
+    cores = core_count()
     given = os.environ.get("OMP_NUM_THREADS")
     if given is None:
         yield Finding(State.OK, "threads", f"{default_threads()} of {cores} usable cores (default; OMP_NUM_THREADS)")

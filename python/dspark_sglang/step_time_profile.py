@@ -13,7 +13,7 @@ from typing import Any
 from dspark_sglang.bench import arms
 from dspark_sglang.calibrate.source import Server, ServerError
 from sgl_dspark.comparison import without_flags
-from sgl_dspark.cores import has_gpu, plan_cores, usable_cores
+from sgl_dspark.cores import has_gpu, model_threads, plan_cores, usable_cores
 from sgl_dspark.errors import ConfigError, ProfileError
 from sgl_dspark.reports.step_time import load_curves, save_step_time_plot, step_time_plot, step_time_table
 from sgl_dspark.sps.store import from_document
@@ -92,7 +92,7 @@ def _of_server(url: str) -> Shown:
 
 def _of_own_server(args: Namespace) -> Shown:
     pair = arms.find_pair(args)
-    cores = plan_cores("auto", usable_cores(), threads=arms.threads(), gpu=has_gpu())
+    cores = plan_cores("auto", usable_cores(), threads=model_threads(), gpu=has_gpu())
     flags = ["--step-time-profile", "off", *without_flags(args.server_flags, ("--step-time-profile",))]
     with tempfile.TemporaryDirectory() as logs:
         made = arms.server_arms(flags, pair, cores, Path(logs), startup_s=args.startup_timeout)

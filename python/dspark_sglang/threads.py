@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from sgl_dspark.cores import usable_cores
 
 
 def default_threads() -> int:
@@ -12,11 +13,11 @@ def default_threads() -> int:
     The remaining core serves HTTP and tokenisation; a model thread that shares its
     core with them makes every small operation wait for it.
     """
-    return max(1, usable_cores() - 1)
+    return max(1, core_count() - 1)
 
 
-def usable_cores(root: Path = Path("/")) -> int:
-    """Return the cores that this process may keep busy: by its affinity, and by the quota of its container.
+def core_count(root: Path = Path("/")) -> int:
+    """Return how many cores this process may keep busy: by its affinity, and by the quota of its container.
 
     Parameters
     ----------
@@ -29,7 +30,7 @@ def usable_cores(root: Path = Path("/")) -> int:
         At least 1. Part of a core does not count: threads that outnumber a quota are all stopped until its next
         period, every one in the middle of what the others wait for.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = max(1, len(usable_cores()))
     quota = cpu_quota(root)
     return cores if quota is None else max(1, min(cores, int(quota)))
 

@@ -1,9 +1,9 @@
 """Whether SGLang, in the release that is installed, still is what this package was written for: name by name.
 
 Checked are every name that our sources import or read from what they import, every function that is wrapped or
-replaced, and the shape of what is called, read or
-derived from (`contracts`). Nothing here imports our own modules that import SGLang: where a name has moved those cannot
-be loaded. That all names hold says that the package fits, not that it is exact: the tests say that.
+replaced, and the shape of what is called, read or derived from (`contracts`). Nothing here imports our own modules that
+import SGLang: where a name has moved those cannot be loaded. That all names hold says that the package fits, not that
+it is exact: the tests say that.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
@@ -25,7 +24,7 @@ from dspark_loadtest.sweep import DSPARK, Run, Sweep, run_sweep
 from dspark_loadtest.traces.fit import Fit
 from dspark_loadtest.traces.request import Trace
 from sgl_dspark.comparison import DSPARK_ONLY, Policy, parse_policies, without_flags
-from sgl_dspark.cores import Cores, has_gpu, plan_cores, usable_cores
+from sgl_dspark.cores import Cores, has_gpu, model_threads, plan_cores, usable_cores
 from sgl_dspark.server_process import PLAIN, Arm, ServerArm, UrlArm, on_cores
 
 
@@ -131,8 +130,7 @@ def plan_pinning(args: Namespace) -> Cores:
     """Divide the cores between the servers that are started here and this client, as ``dspark bench`` does."""
     if args.url and args.pin == "auto":
         return Cores(None, None, "the servers run already")
-    threads = os.environ.get("OMP_NUM_THREADS", "1")
-    return plan_cores(args.pin, usable_cores(), threads=int(threads) if threads.isdigit() else 1, gpu=has_gpu())
+    return plan_cores(args.pin, usable_cores(), threads=model_threads(), gpu=has_gpu())
 
 
 def make_arms(args: Namespace, cores: Cores) -> list[Arm]:
@@ -155,7 +153,7 @@ def make_arms(args: Namespace, cores: Cores) -> list[Arm]:
         return arms
     logs = args.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    environment = {"OMP_NUM_THREADS": str(model_threads())}
     commands = {
         PLAIN: [*options.SERVE, "--plain", "--enable-metrics", *without_flags(args.server_flags, DSPARK_ONLY)],
         DSPARK: [*options.SERVE, "--enable-metrics", *args.server_flags],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from argparse import Namespace
@@ -16,7 +15,7 @@ from dspark_sglang import launch, preflight
 from dspark_sglang.bench import BenchError
 from dspark_sglang.command_line import flag_value
 from sgl_dspark.comparison import DSPARK_ONLY, without_flags
-from sgl_dspark.cores import Cores
+from sgl_dspark.cores import Cores, model_threads
 from sgl_dspark.server_process import PLAIN, Arm, ServerArm, UrlArm
 
 DSPARK, NO_METRICS = "dspark", "no metrics"
@@ -121,16 +120,8 @@ def server_arms(
             command,
             log_folder,
             cores=cores.server,
-            environment={"OMP_NUM_THREADS": str(threads())},
+            environment={"OMP_NUM_THREADS": str(model_threads())},
             startup_s=startup_s,
         )
         for name, command in commands.items()
     ]
-
-
-def threads() -> int:
-    """Threads of the model on a CPU: OMP_NUM_THREADS, or one."""
-    text = os.environ.get("OMP_NUM_THREADS", "1")
-    if not text.isdigit() or int(text) < 1:
-        raise BenchError(f"OMP_NUM_THREADS must be a positive number, not {text!r}")
-    return int(text)

@@ -19,7 +19,7 @@ from typing import Any
 from dspark_sglang.bench import BenchError, arms, machine, plot, policy_report, report
 from dspark_sglang.bench.client import RequestSettings
 from dspark_sglang.bench.session import Plan, Run, run_session
-from sgl_dspark.cores import Cores, has_gpu, plan_cores, usable_cores
+from sgl_dspark.cores import Cores, has_gpu, model_threads, plan_cores, usable_cores
 from sgl_dspark.data.prompt_set import load_prompts, order_prompts, prompts_hash
 from sgl_dspark.errors import DsparkError
 from sgl_dspark.server_process import PLAIN, Arm, ServerArm, UrlArm, on_cores
@@ -128,7 +128,7 @@ def set_up(args: Namespace, folder: Path) -> Setup:
     prompts = order_prompts(load_prompts(args.prompts, args.category), args.seed)
     # Cores of a server that runs already are not ours to choose.
     pin = "none" if args.url and args.pin == "auto" else args.pin
-    cores = plan_cores(pin, usable_cores(), threads=arms.threads(), gpu=has_gpu())
+    cores = plan_cores(pin, usable_cores(), threads=model_threads(), gpu=has_gpu())
     settings = RequestSettings(args.max_tokens, args.temperature, args.ignore_eos, args.timeout, args.body)
     plan = Plan(prompts, args.concurrency, args.rounds, args.requests, settings, args.policies, args.waves)
     pair = None if args.url else arms.find_pair(args)
@@ -143,7 +143,7 @@ def set_up(args: Namespace, folder: Path) -> Setup:
         "versions": machine.versions(),
         "machine": machine.describe(),
         "pinning": str(cores),
-        "threads": arms.threads() if pair else None,
+        "threads": model_threads() if pair else None,
         "models": pair.describe() if pair else None,
         "servers": {arm.name: _describe_arm(arm) for arm in chosen},
         "settings": {

@@ -16,7 +16,7 @@ from sgl_dspark.calibration import store
 from sgl_dspark.calibration.choose import fit_kind
 from sgl_dspark.calibration.records import GREEDY, KINDS, SAMPLED, RecordSet
 from sgl_dspark.config import DrafterConfig
-from sgl_dspark.cores import has_gpu, plan_cores, usable_cores
+from sgl_dspark.cores import has_gpu, model_threads, plan_cores, usable_cores
 from sgl_dspark.data.prompt_set import load_prompts, order_prompts, prompts_hash
 from sgl_dspark.errors import ConfigError, DataError
 from sgl_dspark.reports.reliability import calibration_table, save_reliability_diagram
@@ -88,7 +88,7 @@ def _from_server(server: Server, args: Namespace) -> collect.Collected:
 
 def _from_own_server(pair: arms.Pair, args: Namespace) -> collect.Collected:
     usable = usable_cores()
-    cores = plan_cores("none", usable, threads=arms.threads(), gpu=has_gpu())
+    cores = plan_cores("none", usable, threads=model_threads(), gpu=has_gpu())
     with tempfile.TemporaryDirectory(prefix="dspark-calibrate-") as folder:
         made = arms.server_arms(args.server_flags, pair, cores, Path(folder), startup_s=args.startup_timeout)
         chosen = {arm.name: arm for arm in made}[arms.DSPARK]

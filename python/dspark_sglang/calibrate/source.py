@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,9 +12,8 @@ from typing import Any
 
 from sgl_dspark.calibration.records import RecordSet, from_wire
 from sgl_dspark.errors import DataError, DsparkError
+from sgl_dspark.server_keys import HINT, authorization
 
-# SGLang's --admin-api-key, where one is set; an environment variable, so that it does not show in process lists.
-API_KEY, ADMIN_KEY = "DSPARK_API_KEY", "DSPARK_ADMIN_KEY"
 _TIMEOUT_S = 60
 
 
@@ -112,11 +110,7 @@ class Server:
         ServerError
             If there is no such answer.
         """
-        headers = {"Content-Type": "application/json"}
-        # Each opens what the other does not, where a server has both; one that has one takes it everywhere.
-        key = (path == "/dspark/state" and os.environ.get(API_KEY)) or os.environ.get(ADMIN_KEY)
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
+        headers = {"Content-Type": "application/json", **authorization(path)}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}{path}", data, headers)
         try:
@@ -124,7 +118,7 @@ class Server:
                 found = json.loads(reply.read())
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace").strip()[:300]
-            hint = f"; set {ADMIN_KEY} to its admin key, {API_KEY} to its API key" if error.code in (401, 403) else ""
+            hint = f"; {HINT}" if error.code in (401, 403) else ""
             raise ServerError(f"{self.url}{path} answered {error.code}: {said or error.reason}{hint}") from error
         except (OSError, ValueError) as error:
             raise ServerError(f"{self.url}{path} failed: {error}") from error

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dspark_sglang import launch
-from dspark_sglang.bench import BenchError, arms
+from dspark_sglang.bench import arms
 from dspark_sglang.bench.arms import Pair, find_pair, server_arms
 from dspark_sglang.commands import serve
 from sgl_dspark.comparison import without_flags
-from sgl_dspark.cores import Cores, plan_cores
+from sgl_dspark.cores import Cores, model_threads, plan_cores
 from sgl_dspark.errors import ConfigError, DsparkError
 from sgl_dspark.server_process import ServerArm
 
@@ -71,12 +71,12 @@ def test_flags_are_left_out_with_all_their_values() -> None:
 
 def test_threads_are_one_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert arms.threads() == 1
+    assert model_threads() == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert arms.threads() == 3
+    assert model_threads() == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "all")
-    with pytest.raises(BenchError, match="OMP_NUM_THREADS must be a positive number, not 'all'"):
-        arms.threads()
+    with pytest.raises(ConfigError, match="OMP_NUM_THREADS must be a positive number, not 'all'"):
+        model_threads()
 
 
 def test_the_pair_is_given_in_either_way_or_the_demo_pair(monkeypatch: pytest.MonkeyPatch) -> None:

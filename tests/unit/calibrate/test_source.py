@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dspark_sglang.calibrate.source import ADMIN_KEY, API_KEY, Server, ServerError
+from dspark_sglang.calibrate.source import Server, ServerError
 from sgl_dspark.errors import DataError
+from sgl_dspark.server_keys import ADMIN_KEY, API_KEY
 from tests.support.fake_dspark_server import POLICY, FakeDsparkServer
 
 

@@ -13,6 +13,7 @@ from dspark_loadtest.mock.script import Script
 from dspark_loadtest.mock.server import MockServer
 from dspark_loadtest.session import Workload, look_at, measure
 from dspark_loadtest.traces.request import Trace, TraceRequest
+from sgl_dspark.server_keys import authorization
 
 FAST = Script(ttft_s=0.005, tpot_s=0.001)
 ONE = Trace((TraceRequest(0, 10, 4, category="chat"),))
@@ -95,3 +96,26 @@ def test_a_server_that_has_no_such_address_is_asked_once() -> None:
 
     with Other(FAST) as server, pytest.raises(LoadtestError, match="404"):
         Endpoint(server.url).flush_cache(wait=lambda _: pytest.fail("asked again"))
+
+
+@pytest.mark.parametrize(
+    ("path", "both", "one"),
+    [
+        ("/dspark/state", "api", "admin"),
+        ("/v1/chat/completions", "api", "admin"),
+        ("/dspark/policy", "admin", "admin"),
+        ("/dspark/records?after=3", "admin", "admin"),
+        ("/flush_cache?timeout=5", "admin", "admin"),
+    ],
+)
+def test_each_key_goes_where_it_opens(monkeypatch: pytest.MonkeyPatch, path: str, both: str, one: str) -> None:
+    """SGLang with both takes the admin key only where it guards with it: the worker's state is not there."""
+    monkeypatch.setenv("DSPARK_ADMIN_KEY", "admin")
+    monkeypatch.delenv("DSPARK_API_KEY", raising=False)
+    assert authorization(path) == {"Authorization": f"Bearer {one}"}
+    monkeypatch.setenv("DSPARK_API_KEY", "api")
+    assert authorization(path) == {"Authorization": f"Bearer {both}"}
+    monkeypatch.delenv("DSPARK_ADMIN_KEY")
+    assert authorization(path) == {"Authorization": "Bearer api"}
+    monkeypatch.delenv("DSPARK_API_KEY")
+    assert authorization(path) == {}

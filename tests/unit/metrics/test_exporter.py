@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from dspark_sglang.metrics.definitions import METRICS
 from dspark_sglang.metrics.exporter import MOST_INFO, OTHER_INFO, Exporter
+from tests.support import prometheus
 from tests.support.recorded import Engine, Request
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -138,9 +137,7 @@ def test_several_processes_add_up(tmp_path: Path) -> None:
 
 
 def test_promtool_finds_nothing_wrong_with_the_names() -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian: prometheus)")
+    promtool = prometheus.require("promtool")
     registry = CollectorRegistry()
     exported(Engine(), registry).export()
     result = subprocess.run(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dspark_sglang.threads import cpu_quota, default_threads, usable_cores
+from dspark_sglang.threads import core_count, cpu_quota, default_threads
 
 
 def _system(root: Path, groups: str, **files: str) -> Path:
@@ -56,10 +56,10 @@ def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("quota", "cores"), [("50000", 1), ("350000", 3), ("9900000", 16), ("max", 16)])
 def test_part_of_a_core_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    assert usable_cores(_system(tmp_path, "0::/\n", cpu_DOT_max=f"{quota} 100000\n")) == cores
+    assert core_count(_system(tmp_path, "0::/\n", cpu_DOT_max=f"{quota} 100000\n")) == cores
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (8, 7)])
 def test_one_core_is_left_for_http(monkeypatch: pytest.MonkeyPatch, cores: int, threads: int) -> None:
-    monkeypatch.setattr("dspark_sglang.threads.usable_cores", lambda: cores)
+    monkeypatch.setattr("dspark_sglang.threads.core_count", lambda: cores)
     assert default_threads() == threads
