@@ -65,6 +65,8 @@ def ask(url: str, body: dict[str, Any] | None = None) -> str:
         raise ValueError(f"{url} answered {error.code}: {error.read().decode(errors='replace')[:500]}") from error
     except urllib.error.URLError as error:
         raise ValueError(f"{url} does not answer: {error.reason}") from error
+    except TimeoutError as error:
+        raise ValueError(f"{url} accepted the request and has sent nothing for {TIMEOUT_S} s") from error
 
 
 def total(metrics: str, name: str) -> float:

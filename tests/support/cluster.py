@@ -73,7 +73,7 @@ class Gateway:
         """Give the replicas that it sends requests to."""
         try:
             listed = requests.get(f"{self.url}/workers", timeout=10).json()["workers"]
-        except requests.ConnectionError:
+        except (requests.ConnectionError, requests.Timeout):  # A busy machine is asked again until the deadline.
             return set()
         return {worker["url"] for worker in listed if worker["is_healthy"]}
 

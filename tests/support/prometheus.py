@@ -72,7 +72,7 @@ class Prometheus:
     def _ready(self) -> bool:
         try:
             return requests.get(f"{self.url}/-/ready", timeout=10).status_code == 200
-        except requests.ConnectionError:
+        except (requests.ConnectionError, requests.Timeout):  # A busy machine is asked again until the deadline.
             return False
 
     def stop(self) -> None:

@@ -95,7 +95,7 @@ class ServerProcess:
     def _answers(self) -> bool:
         try:
             return requests.get(f"{self.url}/health", timeout=60).status_code == 200
-        except requests.ConnectionError:
+        except (requests.ConnectionError, requests.Timeout):  # A busy machine is asked again until the deadline.
             return False
 
     @property
