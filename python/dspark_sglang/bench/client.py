@@ -18,6 +18,8 @@ from sgl_dspark.data.prompt_set import Prompt
 WARM_UP_TOKENS = 16
 _WARM_UP = Prompt("warm-up", ({"role": "user", "content": "Count from one to thirty in words."},))
 _FLUSH_TIMEOUT_S = 30
+# Its multiples modulo 1 fill [0, 1) evenly, however many there are.
+_GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,14 @@ class RequestSettings:
     Attributes
     ----------
     max_tokens : int
+        Longest answer.
+    length_spread : float
+        In [0, 1). Requests may each run to a length of their own, evenly spread from ``(1 - length_spread) *
+        max_tokens`` to ``max_tokens``. At 0, answers that reach the limit end in the same step, and the next prompts
+        share one prefill: clients never do that, and it hides what prefills cost the engine whose requests keep step.
     temperature : float
     ignore_eos : bool
-        Go on to ``max_tokens``, so that all answers are of one length.
+        Go on to the limit.
     timeout_s : float
         For one request, first byte to last.
     extra : dict
@@ -41,13 +48,18 @@ class RequestSettings:
     ignore_eos: bool = False
     timeout_s: float = 600.0
     extra: dict[str, Any] = field(default_factory=dict)
+    length_spread: float = 0.0
 
-    def body(self, model: str, prompt: Prompt) -> dict[str, Any]:
+    def limit(self, index: int) -> int:
+        """Return the longest answer of the request of that number: the same for every server and round."""
+        return max(1, round(self.max_tokens * (1.0 - self.length_spread * (index * _GOLDEN % 1.0))))
+
+    def body(self, model: str, prompt: Prompt, index: int = 0) -> dict[str, Any]:
         """Compose the request. ``return_spec_tokens_details`` is SGLang's: per-request counters in the last chunk."""
         body = {
             "model": model,
             "messages": list(prompt.messages),
-            "max_tokens": self.max_tokens,
+            "max_tokens": self.limit(index),
             "temperature": self.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -107,7 +119,7 @@ async def measure_level(
         try:
             model = await _model_name(session, url)
             if warm_up:
-                warm = [(i, _WARM_UP) for i in range(concurrency)]
+                warm = [(0, _WARM_UP)] * concurrency
                 warm_settings = replace(settings, max_tokens=WARM_UP_TOKENS)
                 await _closed_loop(session, url, model, warm, concurrency, warm_settings, clock)
             if flush:
@@ -135,7 +147,7 @@ async def _closed_loop(
 
     async def work() -> None:
         for index, prompt in waiting:
-            body = settings.body(model, prompt)
+            body = settings.body(model, prompt, index)
             results.append(await request(session, url, body, index, clock=clock))
             if progress:
                 progress(len(results))

@@ -129,7 +129,8 @@ def set_up(args: Namespace, folder: Path) -> Setup:
     # Cores of a server that runs already are not ours to choose.
     pin = "none" if args.url and args.pin == "auto" else args.pin
     cores = plan_cores(pin, usable_cores(), threads=model_threads(), gpu=has_gpu())
-    settings = RequestSettings(args.max_tokens, args.temperature, args.ignore_eos, args.timeout, args.body)
+    asked = args.max_tokens, args.temperature, args.ignore_eos, args.timeout, args.body, args.length_spread
+    settings = RequestSettings(*asked)
     plan = Plan(prompts, args.concurrency, args.rounds, args.requests, settings, args.policies, args.waves)
     pair = None if args.url else arms.find_pair(args)
     if pair is None:
@@ -151,6 +152,7 @@ def set_up(args: Namespace, folder: Path) -> Setup:
             "rounds": args.rounds,
             "requests": {str(level): plan.count(level) for level in args.concurrency},
             "max_tokens": args.max_tokens,
+            "length_spread": args.length_spread,
             "temperature": args.temperature,
             "ignore_eos": args.ignore_eos,
             "body": args.body,

@@ -153,7 +153,7 @@ def notes(header: dict[str, Any]) -> list[str]:
     return [
         f"{pair}{machine['cpu']}, {accelerator}; {header['pinning']}.",
         f"Prompts: {prompts['source']} ({', '.join(prompts['categories'])}), sha256 {prompts['sha256'][:12]}; "
-        f"temperature {settings['temperature']:g}, at most {settings['max_tokens']} tokens"
+        f"temperature {settings['temperature']:g}, {_limits(settings)}"
         f"{', end of turn ignored' if settings['ignore_eos'] else ''}; {_count(settings['rounds'], 'round')}"
         f"{'' if header['complete'] else ' asked for, not completed'}.",
         "Median (lowest-highest) over rounds; ratios within a round. tok/s/user is decoding alone, end to end includes "
@@ -224,3 +224,9 @@ def _request_json(result: RequestResult, origin: float) -> dict[str, Any]:
         "correct_drafts": result.correct_drafts,
         "text_sha256": hashlib.sha256(result.text.encode()).hexdigest(),
     }
+
+
+def _limits(settings: dict[str, Any]) -> str:
+    """Describe how long answers may get."""
+    most, spread = settings["max_tokens"], settings["length_spread"]
+    return f"at most {round(most * (1 - spread))} to {most} tokens" if spread else f"at most {most} tokens"

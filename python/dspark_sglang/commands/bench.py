@@ -42,6 +42,13 @@ def _not_negative(text: str) -> float:
     return value
 
 
+def _share(text: str) -> float:
+    value = _not_negative(text)
+    if value >= 1:
+        raise ArgumentTypeError(f"{text!r} is not below 1")
+    return value
+
+
 def _policies(text: str) -> list[Any]:
     from sgl_dspark.comparison import parse_policies
 
@@ -109,13 +116,21 @@ def _add_asked(parser: ArgumentParser) -> None:
     load.add_argument(
         "--waves",
         type=_count,
-        default=2,
+        default=4,
         metavar="N",
-        help="least number of requests per client (default: 2); clients idle while the last wave ends, 8 for a sweep",
+        help="least number of requests per client (default: 4); clients idle while the last wave ends, 8 for a sweep",
     )
-    load.add_argument("--max-tokens", type=_count, default=96, metavar="N", help="longest answer (default: 96)")
+    load.add_argument("--max-tokens", type=_count, default=128, metavar="N", help="longest answer (default: 128)")
+    load.add_argument(
+        "--length-spread",
+        type=_share,
+        default=0.5,
+        metavar="SHARE",
+        help="limits of the answers lie evenly between (1 - SHARE) of --max-tokens and all of it (default: 0.5); at 0 "
+        "answers end together and share prefills, as those of real clients do not",
+    )
     load.add_argument("--temperature", type=_not_negative, default=0.0, metavar="T", help="default: 0, greedy")
-    load.add_argument("--ignore-eos", action="store_true", help="all answers of --max-tokens tokens")
+    load.add_argument("--ignore-eos", action="store_true", help="every answer runs to its limit")
     load.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines: "prompt", "turns" or "messages"')
     load.add_argument(
         "--category", action="append", default=[], metavar="NAME", help="only these (built in: maths, code, chat)"

@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 
 from dspark_sglang.bench import BenchError
@@ -106,6 +107,24 @@ def test_a_level_warms_up_flushes_and_sends_the_prompts_in_order() -> None:
     body = server.bodies[1]
     assert (body["model"], body["max_tokens"], body["temperature"], body["top_p"]) == ("fake-model", 6, 0.5, 0.9)
     assert body["ignore_eos"] is body["stream"] is body["return_spec_tokens_details"] is True
+
+
+def test_limits_are_spread_evenly_and_are_the_same_each_time() -> None:
+    settings = RequestSettings(96, length_spread=0.5)
+    with FakeChatServer() as server:
+        _level(server, settings=settings)
+        _level(server, settings=settings)
+    limits = [
+        [b["max_tokens"] for b in server.bodies if b["messages"][0]["content"] == f"question {i}"] for i in range(6)
+    ]
+    assert all(first == second for first, second in limits)
+    assert len({first for first, _ in limits}) == 6
+    assert {RequestSettings(96).limit(i) for i in range(50)} == {96}
+    assert RequestSettings(1, length_spread=0.9).limit(1) == 1
+    # Whatever part of the prompts is sent, its limits are spread alike: a fifth of them in each fifth of the range.
+    for count in (20, 50, 333):
+        fifths = np.bincount([min(int((settings.limit(i) - 48) / 48 * 5), 4) for i in range(count)], minlength=5)
+        assert np.abs(fifths - count / 5).max() <= 3 + 0.02 * count, fifths
 
 
 def test_a_level_keeps_exactly_its_concurrency_in_flight() -> None:

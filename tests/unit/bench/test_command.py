@@ -51,7 +51,9 @@ class Bench:
 
     def run(self, *options: str) -> int:
         """Run the command; the concurrency is 1 and 2 unless given."""
-        return command.run(_parse("--concurrency", "1,2", "--requests", "2", "--json", str(self.json), *options))
+        return command.run(
+            _parse("--concurrency", "1,2", "--waves", "2", "--requests", "2", "--json", str(self.json), *options)
+        )
 
     def result(self) -> dict[str, Any]:
         """Read the JSON that it wrote."""

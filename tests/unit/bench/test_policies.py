@@ -46,7 +46,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeChatServer, F
 
 
 def _bench(file: Path, *options: str) -> dict[str, Any]:
-    small = ("--concurrency", "1,2", "--requests", "2", "--json", str(file))
+    small = ("--concurrency", "1,2", "--waves", "2", "--requests", "2", "--json", str(file))
     assert command.run(_parse(*small, *options)) == 0
     return json.loads(file.read_text())
 
