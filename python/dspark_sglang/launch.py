@@ -47,7 +47,7 @@ class LaunchPlan:
     speculative : bool
         Whether our worker is meant to serve.
     demo : bool
-        Whether the demo target is served, since no other was named.
+        Whether the demo's draft is served: since no model was named, or by its path.
     """
 
     arguments: list[str]
@@ -84,8 +84,7 @@ def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool, metrics: b
     refuse_empty_keys(full)
     algorithm = flag_value(full, "--speculative-algorithm")
     draft = flag_value(full, *_DRAFT_FLAGS)
-    demo = flag_value(full, *_MODEL_FLAGS) is None
-    if demo:
+    if flag_value(full, *_MODEL_FLAGS) is None:
         lacks_draft = draft is None and algorithm is None and not plain
         if lacks_draft and not DEMO_DRAFT.is_dir():
             raise ConfigError(
@@ -112,6 +111,7 @@ def plan_launch(arguments: Sequence[str], *, plain: bool, cuda: bool, metrics: b
         full += ["--device", "cpu"]
     if metrics:
         full += metric_flags(full)
+    demo = draft is not None and Path(draft).resolve() == DEMO_DRAFT
     return LaunchPlan(full, algorithm is not None and algorithm.upper() == "DSPARK", demo)
 
 
@@ -121,7 +121,8 @@ def set_shortlist(plan: LaunchPlan, shortlist: int | None) -> None:
     Parameters
     ----------
     plan : LaunchPlan
-        The demo draft gets `DEMO_SHORTLIST` unless the environment or the user says otherwise.
+        The demo draft gets `DEMO_SHORTLIST`, by whatever path it is served, unless the environment or the user says
+        otherwise.
     shortlist : int or None
         ``--shortlist``; 0 means all candidates.
 

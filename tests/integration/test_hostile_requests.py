@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import pair
+from tests.support.processors import Misbehaves
 from tests.support.server import ServerProcess, concurrently
 
 pytestmark = pytest.mark.server
@@ -130,3 +131,40 @@ def test_labels_that_no_metric_has(server: ServerProcess) -> None:
     path, payload = pair.generate(pair.prompts()[0], max_new_tokens=4)
     for _ in range(2):
         assert server.ask(path, {**payload, "custom_labels": {"a": "b"}})["output_ids"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("how", ["raises", "shape", "nan", "infinite", "bans all"])
+@pytest.mark.parametrize("after", [0, 5])
+def test_a_processor_that_fails_ends_its_request_and_no_other(
+    server: ServerProcess, how: str, after: int, temperature: float
+) -> None:
+    """At the first token, which a prefill draws, and later, beside requests that share it and that have none."""
+    processor = Misbehaves.to_str()
+    sampling = {"temperature": temperature, "max_new_tokens": 16, "ignore_eos": True}
+
+    def asked(prompt: int, how: str, **settings: Any) -> tuple[str, dict[str, Any]]:
+        path, payload = pair.generate(pair.prompts()[prompt], **{**sampling, **settings})
+        payload["sampling_params"]["custom_params"] = {"how": how, "after": after}
+        return path, {**payload, "custom_logit_processor": processor}
+
+    scheduler = server.scheduler().pid
+    greedy = {"temperature": 0.0}
+    alone = [
+        server.ask(*asked(1, "behaves", **greedy)),
+        server.ask(*pair.generate(pair.prompts()[2], max_new_tokens=16)),
+    ]
+    requests = {
+        "fails": asked(0, how),
+        "shares": asked(1, "behaves", **greedy),
+        "plain": pair.generate(pair.prompts()[2], max_new_tokens=16),
+    }
+    replies = concurrently(lambda name: server.post(*requests[name]), list(requests), 3)
+    answers = dict(zip(requests, replies, strict=True))
+    assert [answers[name].json()["output_ids"] for name in ("shares", "plain")] == [one["output_ids"] for one in alone]
+    if how == "bans all":
+        assert answers["fails"].status_code == 200
+    else:
+        assert answers["fails"].status_code == 400
+        assert "custom_logit_processor" in answers["fails"].json()["error"]["message"]
+    assert server.scheduler().pid == scheduler

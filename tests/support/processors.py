@@ -35,3 +35,19 @@ class TieTwo(CustomLogitProcessor):
             logits[row] = -5.0
             logits[row, parameters["tokens"]] = torch.tensor([1.0, 1.0, 0.0], dtype=logits.dtype)
         return logits
+
+
+class Misbehaves(CustomLogitProcessor):
+    """Leaves the logits alone until an answer has ``after`` tokens, then does what ``how`` says."""
+
+    def __call__(self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> torch.Tensor:
+        for row, parameters in enumerate(custom_param_list or []):
+            how = parameters["how"]
+            if how == "behaves" or len(parameters["__req__"].output_ids) < parameters["after"]:
+                continue
+            if how == "raises":
+                raise RuntimeError("on purpose")
+            if how == "shape":
+                return logits[:, :7]
+            logits[row] = {"nan": float("nan"), "infinite": float("inf"), "bans all": -float("inf")}[how]
+        return logits

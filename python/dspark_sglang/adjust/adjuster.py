@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from dspark_sglang.adjust import traits as t
 from dspark_sglang.adjust.answers import Answers
 from dspark_sglang.adjust.grammars import GrammarWalk
 from dspark_sglang.adjust.prefill import SettledSampler, continue_penalties
+from dspark_sglang.adjust.processors import ProcessedRequests
 from dspark_sglang.adjust.seeds import SeededRequests
 from dspark_sglang.adjust.step import Biases, PenalisedRequests, StepAdjustments
 from sgl_dspark.sampling.penalties import Penalties
@@ -55,12 +56,18 @@ class Adjuster:
     def before_prefill(self, batch: ScheduleBatch) -> None:
         """Prepare how SGLang's sampler draws the first tokens."""
         # A prefill without an answer is not sampled: what was prepared for one is not another's.
-        self._sampler.seeded = self._sampler.ends = None
+        self._sampler.seeded = self._sampler.ends = self._sampler.processed = None
         slots, _, flags = self._look(batch)
         if not flags.any():
             return
         if (flags & (t.SHORTEST | t.CONSTRAINED | t.PROCESSED)).any():
             self._sampler.ends = torch.tensor([t.end_token(request) for request in batch.reqs])
+        if (flags & t.PROCESSED).any() and batch.sampling_info.has_custom_logit_processor:
+            info, requests = batch.sampling_info, dict(enumerate(batch.reqs))
+            answers = {i: list(request.output_ids) for i, request in requests.items()}
+            self._sampler.processed = ProcessedRequests(
+                info.custom_logit_processor, info.custom_params, answers, requests
+            )
         seeded = np.flatnonzero(flags & t.SEEDED).tolist()
         if seeded:
             self._sampler.seeded = self._seeded(seeded, batch, slots, ahead=0)
@@ -177,7 +184,7 @@ class Adjuster:
 
     def _processors(
         self, batch: ScheduleBatch, places: list[int], slots: np.ndarray, generations: np.ndarray, lengths: np.ndarray
-    ) -> tuple[Any, Any, dict[int, list[int]]] | None:
+    ) -> ProcessedRequests | None:
         info = batch.sampling_info
         if not places or not info.has_custom_logit_processor:
             return None
@@ -189,4 +196,5 @@ class Adjuster:
                 answer = list(batch.reqs[i].output_ids)
                 self._host_answers[int(slots[i])] = (int(generations[i]), answer)
             answers[i] = answer
-        return info.custom_logit_processor, info.custom_params, answers
+        requests = {i: batch.reqs[i] for i in places}
+        return ProcessedRequests(info.custom_logit_processor, info.custom_params, answers, requests)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dspark_sglang.adjust.processors import process
 from sgl_dspark.sampling.draw import draw
 from sgl_dspark.sampling.warp import target_probs
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from torch import Tensor
 
+    from dspark_sglang.adjust.processors import ProcessedRequests
     from dspark_sglang.adjust.seeds import SeededRequests
 
 
@@ -32,13 +34,17 @@ class SettledSampler:
     ends : int64 [R] or None
         A token that ends each answer, where settings might leave a request no token at all.
 
-        Both of the prefill about to be sampled; used once.
+    processed : ProcessedRequests or None
+        Of the batch, where any request has a custom processor.
+
+        All of the prefill about to be sampled; used once.
     """
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
         self.seeded: SeededRequests | None = None
         self.ends: Tensor | None = None
+        self.processed: ProcessedRequests | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name == "_sampler":
@@ -51,9 +57,14 @@ class SettledSampler:
         """Sample as SGLang's sampler does; rows whose choice is settled leave it one token each."""
         seeded, self.seeded = self.seeded, None
         ends, self.ends = self.ends, None
+        custom, self.processed = self.processed, None
         mixed = sampling_info.is_any_greedy and not sampling_info.is_all_greedy
         if seeded is None and ends is None and not mixed:
             return self._sampler(logits_output, sampling_info, return_logprob, *rest, **named)
+        had, sampling_info.has_custom_logit_processor = sampling_info.has_custom_logit_processor, False
+        if custom is not None:
+            logits = logits_output.next_token_logits
+            process(logits, [1] * len(logits), custom, None)
         processed = self._sampler._preprocess_logits(logits_output.next_token_logits, sampling_info)
         if ends is not None:
             leave_an_end(processed, ends)
@@ -64,7 +75,6 @@ class SettledSampler:
         if seeded is not None:
             force_choices(processed, sampling_info, seeded)
         logits_output.next_token_logits = processed
-        had, sampling_info.has_custom_logit_processor = sampling_info.has_custom_logit_processor, False
         try:
             return self._sampler(logits_output, sampling_info, return_logprob, *rest, **named)
         finally:

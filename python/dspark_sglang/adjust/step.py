@@ -8,11 +8,11 @@ Shape legend: R requests, W = gamma + 1 columns, T = sum of verify_lens, S short
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from dspark_sglang.adjust.processors import process
+from dspark_sglang.adjust.processors import ProcessedRequests, process
 from sgl_dspark.sampling.penalties import Penalties, penalise_rows, penalised
 
 if TYPE_CHECKING:
@@ -75,15 +75,15 @@ class StepAdjustments:
     ----------
     adjusted : bool [R], numpy
         Requests whose law or acceptance is not that of plain sampling.
-    processors : (entries, params, answers) or None
-        See `process`; ``answers`` are extended by `commit`.
+    processors : ProcessedRequests or None
+        Its ``answers`` are extended by `commit`.
     """
 
     adjusted: np.ndarray
     penalised: PenalisedRequests | None
     biases: Biases
     grammar: GrammarWalk | None
-    processors: tuple[Any, Any, dict[int, list[int]]] | None
+    processors: ProcessedRequests | None
     seeded: SeededRequests | None
 
     def apply(self, logits: Tensor, window: VerifyWindow, block: DraftBlock | None) -> None:
@@ -101,7 +101,7 @@ class StepAdjustments:
             start, stop = window.row_span(place)
             logits[start:stop].index_add_(1, tokens, values.expand(stop - start, -1))
         if self.processors is not None:
-            process(logits, window, *self.processors, drafts)
+            process(logits, window.verify_lens_list, self.processors, drafts)
 
     def _host_drafts(self, block: DraftBlock | None) -> list[list[int]] | None:
         if block is None or (self.grammar is None and self.processors is None):
@@ -136,7 +136,7 @@ class StepAdjustments:
         if self.processors is not None:
             # Sync: as above.
             tokens, lens = out_tokens.tolist(), accept_lens.tolist()
-            for place, answer in self.processors[2].items():
+            for place, answer in self.processors.answers.items():
                 answer += tokens[place][: lens[place]]
 
     def for_draft(self, places: Sequence[int] | None) -> DraftAdjustment | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 from collections.abc import Iterator
 from importlib import metadata
@@ -13,6 +14,7 @@ import pytest
 from dspark_sglang import launch
 from dspark_sglang.command_line import flag_value, pace_flags
 from dspark_sglang.commands import serve as command
+from dspark_sglang.config import SHORTLIST_VARIABLE
 from dspark_sglang.launch import plan_launch
 from sgl_dspark.errors import ConfigError, LaunchError
 
@@ -128,7 +130,34 @@ def test_the_demo_of_an_installed_package_is_refused_before_anything_is_fetched(
     with pytest.raises(ConfigError, match="serve from a checkout, or name a pair with --model-path"):
         plan_launch(["--port", "5"], plain=False, cuda=True)
     monkeypatch.setattr(launch, "_demo_target", lambda: Path("demo"))
-    assert plan_launch([], plain=True, cuda=True).demo
+    assert plan_launch([], plain=True, cuda=True).arguments == ["--model-path", "demo"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "shortlist"),
+    [
+        ([], launch.DEMO_SHORTLIST),
+        (["--model-path", "demo", "--speculative-draft-model-path", "checkpoints/draft"], launch.DEMO_SHORTLIST),
+        (["--speculative-draft-model-path=another"], None),
+        (["--plain"], None),
+    ],
+)
+def test_the_demo_draft_has_its_shortlist_by_whatever_path(
+    flags: list[str], shortlist: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`dspark bench` and load tests name the pair that they start; what they measure is what `dspark serve` serves."""
+    draft = tmp_path / "checkpoints" / "draft"
+    draft.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "DEMO_DRAFT", draft.resolve())
+    monkeypatch.setattr(launch, "_demo_target", lambda: Path("demo"))
+    # Set first, so that it is taken back afterwards.
+    monkeypatch.setenv(SHORTLIST_VARIABLE, "1")
+    del os.environ[SHORTLIST_VARIABLE]
+    plain = "--plain" in flags
+    plan = plan_launch([flag for flag in flags if flag != "--plain"], plain=plain, cuda=True)
+    launch.set_shortlist(plan, None)
+    assert os.environ.get(SHORTLIST_VARIABLE) == (None if shortlist is None else str(shortlist))
 
 
 def test_another_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
