@@ -49,6 +49,7 @@ class Experiment:
         Heading, and what of the paper it corresponds to.
     pair : {"fixture", "smollm2"}
     steps : int
+        Of the optimiser; 0 for an experiment with the committed draft, which trains nothing.
     arms : tuple of Arm
     evaluation : tuple of str
         Options of `dspark evaluate`.
@@ -57,7 +58,7 @@ class Experiment:
     passes : dict
         Further evaluations of the same drafts: suffix to options.
     seeds : tuple of int
-        One run of every arm each.
+        One run of every arm each; where nothing is trained, one evaluation each.
     least : int
         Leave out of the draft's vocabulary what its data has fewer times; 0 leaves nothing out.
     """
@@ -84,6 +85,7 @@ DFLASH = Arm(
     "dflash",
     {**BLOCK, "draft.kind": "dflash", "draft.markov_rank": 0, "draft.confidence": False, "loss.ce_first": 0},
 )
+SHIPPED, SHIPPED_DRAFT = Arm("shipped", {}), ROOT / "checkpoints" / "smollm2-135m-dspark"
 RNN = Arm("rnn", {**BLOCK, "draft.markov_head": "rnn"})
 EAGLE3 = Arm(
     "eagle3",
@@ -102,7 +104,7 @@ def _with(arm: Arm, name: str, **overrides: object) -> Arm:
 EXPERIMENTS = {
     "shipped": Experiment(
         "The demo draft", "the accept lengths of Table 1, for the draft in checkpoints/", "smollm2", 10_000,
-        (Arm("shipped", {}),), ("--temperatures", "1", "0"), study_report.shipped, seeds=(1,), least=20,
+        (SHIPPED,), ("--temperatures", "1", "0"), study_report.shipped, seeds=(1,), least=20,
     ),
     "table1": Experiment(
         "Accept length of DSpark, DFlash and an Eagle3-style draft", "Table 1 and figure 2", "smollm2", STEPS,
@@ -127,16 +129,16 @@ EXPERIMENTS = {
         ("--temperatures", "1"), study_report.length, {"length-latency": LATENCY},
     ),
     "thresholds": Experiment(
-        "Confidence thresholds", "figure 5", "smollm2", STEPS, (DSPARK,),
+        "Confidence thresholds", "figure 5", "smollm2", 0, (SHIPPED,),
         ("--temperatures", "1", "--limit", "12", "--thresholds", "0.2", "0.3", "0.4", "0.5", "0.6", "0.8"),
         study_report.thresholds,
     ),
     "calibration": Experiment(
-        "Calibration, by temperature", "figure 6", "smollm2", STEPS, (DSPARK,),
+        "Calibration, by temperature", "figure 6", "smollm2", 0, (SHIPPED,),
         ("--temperatures", "1", "0.7", "0.3", "0", "--limit", "20"), study_report.calibration,
     ),
     "shortlist": Experiment(
-        "Shortlist size", "left open by the paper", "smollm2", STEPS, (DSPARK,),
+        "Shortlist size", "left open by the paper", "smollm2", 0, (SHIPPED,),
         ("--temperatures", "1", "--limit", "12"), study_report.shortlist,
         {
             **{f"shortlist-{n}": ("--shortlist", str(n)) for n in SHORTLISTS},
@@ -175,22 +177,31 @@ def conduct(name: str, args: Namespace) -> None:
     if args.prompts is not None:
         # Data of another size is other data: it has a folder of its own, and so have its runs.
         preset, data = replace(preset, prompts=args.prompts), work / f"{experiment.pair}-{args.prompts}"
-    target, sets = make_data(preset, experiment.pair, data, None, args.device, made=bool(args.cache))
-    found, seeds, drafts = [], tuple(args.seeds or experiment.seeds), {}
-    for seed, arm in itertools.product(seeds, experiment.arms):
-        drafts[arm.name, seed] = train(experiment, arm, seed, target, data, work, args)
+    trains = experiment.steps > 0
+    target, sets = make_data(preset, experiment.pair, data, None, args.device, made=bool(args.cache) or not trains)
+    found, seeds = [], tuple(args.seeds or experiment.seeds)
+    drafts = {
+        (arm.name, seed): train(experiment, arm, seed, target, data, work, args) if trains else SHIPPED_DRAFT
+        for seed, arm in itertools.product(seeds, experiment.arms)
+    }
     for (suffix, options), ((arm_name, seed), draft) in itertools.product(
         {name: (), **experiment.passes}.items(), drafts.items()
     ):
-        asked = ("--device", args.device, *experiment.evaluation, *options)
-        folder = study_runs.evaluate(draft, target, list(sets.values()), asked, suffix)
+        asked = ["--device", args.device, *experiment.evaluation, *options]
+        folder = draft.parent / f"evaluation-{suffix}"
+        if not trains:
+            asked += ["--seed", str(seed)]
+            folder = work / "runs" / draft.name / f"evaluation-{suffix}-{seed}"
+        study_runs.evaluate(draft, target, list(sets.values()), asked, folder)
         found.append(study_report.Result.read(arm_name, seed, suffix, folder, draft.parent))
     args.out.mkdir(parents=True, exist_ok=True)
-    answers = sum(e.conversations for c in args.cache or [data / "cache"] for e in TargetCache.open(c).shards)
+    caches = (args.cache or [data / "cache"]) if trains else []
+    answers = sum(e.conversations for cache in caches for e in TargetCache.open(cache).shards)
     size = answers if args.cache else args.prompts
     about = study_report.About(
-        name, experiment.title, experiment.reference, experiment.pair, args.steps or experiment.steps, seeds, answers,
-        "" if size is None else f" --prompts {size}",
+        name, experiment.title, experiment.reference, experiment.pair,
+        (args.steps or experiment.steps) if trains else 0, seeds, answers,
+        "" if size is None or not trains else f" --prompts {size}",
     )  # fmt: skip
     path = experiment.report(about, found, args.out)
     study_runs.say(f"{path} written; this call took {time.monotonic() - started:.0f} s")

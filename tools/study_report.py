@@ -15,7 +15,7 @@ from sgl_dspark.training.journal import read_metrics
 
 @dataclass(frozen=True)
 class About:
-    """What a report is about: ``made`` names the data's size where it is not the pair's own."""
+    """What a report is about; no steps: the shipped draft. ``made``: the data's size where it is not the pair's."""
 
     name: str
     title: str
@@ -168,9 +168,9 @@ def length(about: About, results: Sequence[Result], out: Path) -> Path:
         mine = [r for r in results if r.arm == arm]
         head, gamma = arm.split("-gamma-")
         macro = fmean(r.macro() for r in mine)
-        spread = max(r.macro() for r in mine) - min(r.macro() for r in mine)
         times = [fmean(_round_ms(r, n) for r in timed if r.arm == arm) for n in batches]
-        rows.append([head, gamma, f"{macro:.3f}", f"{spread:.3f}", *(f"{ms:.1f}" for ms in times)])
+        spread = _spread([r.macro() for r in mine])
+        rows.append([head, gamma, f"{macro:.3f}", spread, *(f"{ms:.1f}" for ms in times)])
         at, values = curves.setdefault(head, ([], []))
         at.append(int(gamma))
         values.append(macro)
@@ -190,11 +190,16 @@ def thresholds(about: About, results: Sequence[Result], out: Path) -> Path:
         found = [r.rows(threshold=threshold)[name]["acceptance"] for r in results]
         accepted = fmean(a["mean_accept_len"] for a in found)
         verified = fmean(a["mean_verify_len"] for a in found)
-        rows.append([name, f"{threshold:g}", f"{accepted:.3f}", f"{verified:.2f}", f"{accepted / verified:.3f}"])
+        spread = _spread([a["mean_accept_len"] for a in found])
+        lengths = (f"{accepted:.3f}", spread, f"{verified:.2f}", f"{accepted / verified:.3f}")
+        rows.append([name, f"{threshold:g}", *lengths])
         at, values = curves.setdefault(name, ([], []))
         at.append(threshold)
         values.append(accepted / verified)
-    lines = [*_head(about), *_table(["prompts", "threshold", "accept length", "verify length", "rate"], rows)]
+    lines = [
+        *_head(about),
+        *_table(["prompts", "threshold", "accept length", "between seeds", "verify length", "rate"], rows),
+    ]
     plot_lines(out / f"{_stem(about)}.png", curves, "confidence threshold", "accepted / verified")
     return _write(about, out, [*lines, "", f"![acceptance rate]({_stem(about)}.png)"])
 
@@ -208,19 +213,8 @@ def calibration(about: About, results: Sequence[Result], out: Path) -> Path:
             chance = fmean(slot["floor"] for slot in found["after"] if slot["count"])
             ece = [f"{100 * x:.2f} %" for x in (found["mean_ece_before"], found["mean_ece_after"], chance)]
             rows.append([result.seed, temperature, found["method"], *ece, scale])
-    lines = _table(
-        [
-            "seed",
-            "sampling temperature",
-            "method",
-            "mean ECE before",
-            "after",
-            "by chance alone",
-            "fitted temperatures",
-        ],
-        rows,
-    )
-    return _write(about, out, [*_head(about), *lines])
+    names = ["seed", "temperature", "method", "mean ECE before", "after", "by chance alone", "fitted temperatures"]
+    return _write(about, out, [*_head(about), *_table(names, rows)])
 
 
 def shortlist(about: About, results: Sequence[Result], out: Path) -> Path:
@@ -232,8 +226,9 @@ def shortlist(about: About, results: Sequence[Result], out: Path) -> Path:
         mine = [r for r in results if r.suffix == suffix]
         times = [fmean(_draft_ms(r, n) for r in timed if r.suffix == suffix + TIMED) for n in batches]
         size = suffix.rsplit("-", 1)[1] if "-" in suffix else "all"
-        rows.append([size, f"{fmean(r.macro() for r in mine):.3f}", *(f"{ms:.1f}" for ms in times)])
-    names = ["candidates", "accept length", *(f"drafting for {b}, ms" for b in batches)]
+        accepted = [r.macro() for r in mine]
+        rows.append([size, f"{fmean(accepted):.3f}", _spread(accepted), *(f"{ms:.1f}" for ms in times)])
+    names = ["candidates", "accept length", "between seeds", *(f"drafting for {b}, ms" for b in batches)]
     return _write(about, out, [*_head(about), *_table(names, rows)])
 
 
@@ -242,11 +237,15 @@ def _means(results: Sequence[Result]) -> list[str]:
     rows = []
     for arm in _arms(results):
         mine = [r for r in results if r.arm == arm]
-        spread = max(r.macro() for r in mine) - min(r.macro() for r in mine)
+        spread = _spread([r.macro() for r in mine])
         values = (f"{fmean(r.accept_len(s) for r in mine):.3f}" for s in sets)
         minutes = fmean(r.minutes for r in mine)
-        rows.append([arm, *values, f"{fmean(r.macro() for r in mine):.3f}", f"{spread:.3f}", f"{minutes:.0f}"])
+        rows.append([arm, *values, f"{fmean(r.macro() for r in mine):.3f}", spread, f"{minutes:.0f}"])
     return _table(["draft", *sets, "macro mean", "between seeds", "minutes"], rows)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{max(values) - min(values):.3f}"
 
 
 def _parts(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
@@ -273,12 +272,14 @@ def _stem(about: About) -> str:
 
 def _head(about: About) -> list[str]:
     target = {"smollm2": "SmolLM2-135M-Instruct", "fixture": "the test fixture's target (2.6 million parameters)"}
+    made = f"{about.steps:,} optimiser steps," if about.steps else "The draft in checkpoints/,"
+    of = f"Trained on {about.answers:,} answers of the target." if about.steps else "Seeds are of the sampling."
     return [
         f"# {about.title}",
         "",
-        f"Corresponds to: {about.reference}. Target: {target[about.pair]}. {about.steps:,} optimiser steps,",
+        f"Corresponds to: {about.reference}. Target: {target[about.pair]}. {made}",
         f"seed {' and '.join(map(str, about.seeds))}; temperature 1 unless said, held-out prompts, mean over rounds,",
-        f"bonus included. Trained on {about.answers:,} answers of the target. Made by:",
+        f"bonus included. {of} Made by:",
         "",
         "```",
         f"python tools/study.py {about.name}{about.made}",

@@ -52,21 +52,20 @@ def limit(draft: Path, least: int, caches: Sequence[Path]) -> Path:
     return out
 
 
-def evaluate(draft: Path, target: Path, files: Sequence[Path], options: Sequence[str], suffix: str) -> Path:
-    """Measure a draft, unless it has been; return the folder of its evaluation.
+def evaluate(draft: Path, target: Path, files: Sequence[Path], options: Sequence[str], out: Path) -> None:
+    """Measure a draft into ``out``, unless it has been.
 
     Raises
     ------
     SystemExit
         If the folder holds an evaluation of something else; names what differs and what to remove.
     """
-    out = draft.parent / f"evaluation-{suffix}"
     asked = ["--target", target, "--draft", draft, "--prompts", *files, "--max-new-tokens", "256", *options]
     given = [*map(str, asked), "--out", str(out)]
     if not (out / EVALUATION_FILE).is_file():
-        say(f"evaluating {draft.parent.name}, {suffix}")
-        command(draft.parent / "evaluate.log", "evaluate", *given)
-        return out
+        say(f"evaluating into {out}")
+        command(out.parent / "evaluate.log", "evaluate", *given)
+        return
     parser = ArgumentParser()
     evaluating.add_arguments(parser)
     found = compare(json.loads((out / EVALUATION_FILE).read_text(encoding="utf-8")), parser.parse_args(given))
@@ -77,4 +76,3 @@ def evaluate(draft: Path, target: Path, files: Sequence[Path], options: Sequence
         )
     if found.unrecorded:
         say(f"{out} is taken as it is: it was made before {', '.join(found.unrecorded)} were recorded")
-    return out

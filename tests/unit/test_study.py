@@ -100,9 +100,10 @@ def test_an_evaluation_counts_only_for_what_it_was_made_of(tmp_path: Path, capsy
     draft = tmp_path / "run" / "draft"
     shutil.copytree(PAIR / "draft", draft)
     files = [prompts(tmp_path / "worked.jsonl", "What is 4 + 5?", "What is 7 - 2?", "What is 9 + 1?")]
-    folder = study_runs.evaluate(draft, PAIR / "target", files, QUICK, "table1")
+    folder = draft.parent / "evaluation-table1"
+    study_runs.evaluate(draft, PAIR / "target", files, QUICK, folder)
     before = stamps(folder)
-    assert study_runs.evaluate(draft, PAIR / "target", files, QUICK, "table1") == folder
+    study_runs.evaluate(draft, PAIR / "target", files, QUICK, folder)
     assert stamps(folder) == before
     for options, named in (
         (("--temperatures", "0", *QUICK[2:]), "temperatures or thresholds"),
@@ -112,17 +113,17 @@ def test_an_evaluation_counts_only_for_what_it_was_made_of(tmp_path: Path, capsy
         ((*QUICK, "--seed", "1"), "seed"),
     ):
         with pytest.raises(SystemExit, match=rf"differs in {named}\); remove it"):
-            study_runs.evaluate(draft, PAIR / "target", files, options, "table1")
+            study_runs.evaluate(draft, PAIR / "target", files, options, folder)
     # As many prompts, but others, of which the second is left out by the limit; then another draft.
     prompts(files[0], "What is 4 + 5?", "What is 7 - 3?", "What is 9 + 1?")
     with pytest.raises(SystemExit, match=r"differs in prompts\)"):
-        study_runs.evaluate(draft, PAIR / "target", files, QUICK, "table1")
+        study_runs.evaluate(draft, PAIR / "target", files, QUICK, folder)
     prompts(files[0], "What is 4 + 5?", "What is 7 - 2?", "What is 8 + 1?")
-    assert study_runs.evaluate(draft, PAIR / "target", files, QUICK, "table1") == folder
+    study_runs.evaluate(draft, PAIR / "target", files, QUICK, folder)
     weights = load_file(draft / "model.safetensors")
     save_file({**weights, "fc.weight": weights["fc.weight"] + 1}, draft / "model.safetensors")
     with pytest.raises(SystemExit, match=r"differs in draft_sha256\)"):
-        study_runs.evaluate(draft, PAIR / "target", files, QUICK, "table1")
+        study_runs.evaluate(draft, PAIR / "target", files, QUICK, folder)
     shutil.copy(PAIR / "draft" / "model.safetensors", draft)
     # What an earlier release did not record cannot be compared, and is said.
     path = folder / "evaluation.json"
@@ -131,7 +132,7 @@ def test_an_evaluation_counts_only_for_what_it_was_made_of(tmp_path: Path, capsy
         del found["about"][name]
     path.write_text(json.dumps(found))
     capsys.readouterr()
-    assert study_runs.evaluate(draft, PAIR / "target", files, QUICK, "table1") == folder
+    study_runs.evaluate(draft, PAIR / "target", files, QUICK, folder)
     assert "before target_sha256, prompts, max_positions were recorded" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="number of prompts"):
-        study_runs.evaluate(draft, PAIR / "target", files, (*QUICK, "--limit", "1"), "table1")
+        study_runs.evaluate(draft, PAIR / "target", files, (*QUICK, "--limit", "1"), folder)

@@ -41,8 +41,8 @@ def test_shortlist_pairs_each_size_with_its_own_times(tmp_path: Path) -> None:
     few = [Result("dspark", 1, "shortlist-8", _evaluation(1.5), [])]
     timed = [Result("dspark", 1, "shortlist-8-latency", _evaluation(9.0, ms=0.5), [])]
     page = study_report.shortlist(ABOUT, [*_results("shortlist", "dspark"), *few, *timed], tmp_path).read_text()
-    assert "| all | 2.500 | 2.0 | 64.0 |" in page
-    assert "| 8 | 1.500 | 0.5 | 16.0 |" in page
+    assert "| all | 2.500 | 1.000 | 2.0 | 64.0 |" in page
+    assert "| 8 | 1.500 | 0.000 | 0.5 | 16.0 |" in page
 
 
 def test_a_page_names_its_command(tmp_path: Path) -> None:
@@ -66,3 +66,11 @@ def test_a_page_says_how_much_data_it_was_made_with(tmp_path: Path) -> None:
     page = study_report.per_arm(about, _results("depth", "dspark-layers-2")[:2], tmp_path).read_text()
     assert "Trained on 6,975 answers" in page
     assert "python tools/study.py length --prompts 6975\n" in page
+
+
+def test_a_page_about_the_shipped_draft_says_so(tmp_path: Path) -> None:
+    about = replace(ABOUT, name="shortlist", steps=0, answers=0)
+    page = study_report.shortlist(about, _results("shortlist", "shipped"), tmp_path).read_text()
+    assert "The draft in checkpoints/,\nseed 1 and 2;" in page
+    assert "optimiser" not in page
+    assert "Trained" not in page
