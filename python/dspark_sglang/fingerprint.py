@@ -77,7 +77,7 @@ def worker_fingerprint(worker: DsparkWorker, target_path: str, tensor_parallel: 
             "tensor parallel size": tensor_parallel,
             "dtype": str(runner.dtype),
             "attention backend": type(runner.attn_backend).__name__,
-            "packed weights": int(switched_on(PACKED_WEIGHTS)),
+            "packed weights": "layers and head" if switched_on(PACKED_WEIGHTS) else "none",
             "attention kernel": int(switched_on(ATTENTION_KERNEL)),
             "running requests": worker.max_requests,
             "KV slots": worker.num_slots,

@@ -1,8 +1,8 @@
-"""The target's linear layers with weights laid out once for this machine's matrix kernels.
+"""The target's linear layers and head with weights laid out once for this machine's matrix kernels.
 
 oneDNN reorders a plain bf16 weight on every call, which for the few rows of a decode step takes as long as the product
-itself; an fp32 weight goes to MKL, which is slow on processors of another make. So the CPU platform keeps a copy in
-oneDNN's layout beside each weight.
+itself; an fp32 weight goes to MKL, which is slow on processors of another make; and a processor without bf16 arithmetic
+converts every weight in every product. So the CPU platform keeps a copy in oneDNN's layout beside each weight.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod, UnquantizedLinearMethod
 
 from dspark_sglang.switches import PACKED_WEIGHTS, switched_on
 from sgl_dspark.model import packed as packed_linear
-from sgl_dspark.model.packed import can_pack, frozen_linear
+from sgl_dspark.model.packed import can_pack, copy_dtype, frozen_linear
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,15 +25,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class PackedLinearMethod(UnquantizedLinearMethod):
-    """SGLang's unquantised linear layer, computed from a packed copy of its weight.
+class _Packed:
+    """A product with a packed copy of a layer's weight; who changes the weight calls `renew_weights` afterwards."""
 
-    Whoever changes the weight calls `renew_weights` afterwards.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._linear: Linear | None = None
+    _linear: Linear | None = None
 
     def renew(self) -> None:
         """Forget the copy; the next call makes another one from the layer's weight."""
@@ -47,8 +42,20 @@ class PackedLinearMethod(UnquantizedLinearMethod):
         return product if bias is None else product + bias
 
 
+class PackedLinearMethod(_Packed, UnquantizedLinearMethod):
+    """SGLang's unquantised linear layer, computed from a packed copy of its weight."""
+
+
+class PackedHeadMethod(_Packed, UnquantizedEmbeddingMethod):
+    """SGLang's unquantised head, which may be the embedding too; SGLang asks a method of another name than its own."""
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return ``x @ weight^T + bias`` for x [..., d], in the weight's dtype like SGLang's own product."""
+        return super().apply(layer, x.to(layer.weight.dtype), bias)
+
+
 def pack_weights(model: nn.Module) -> int:
-    """Pack every unquantised fp32 or bf16 linear layer of a model.
+    """Pack every unquantised fp32 or bf16 linear layer of a model, and its ``lm_head``.
 
     Returns
     -------
@@ -58,13 +65,15 @@ def pack_weights(model: nn.Module) -> int:
     if not switched_on(PACKED_WEIGHTS):
         return 0
     size = 0
+    head = getattr(model, "lm_head", None)
     for module in model.modules():
-        method = getattr(module, "quant_method", None)
         weight = getattr(module, "weight", None)
-        # Exactly this class: a subclass computes something else.
-        if type(method) is UnquantizedLinearMethod and isinstance(weight, torch.Tensor) and can_pack(weight):
-            module.quant_method = PackedLinearMethod()
-            size += weight.numel() * weight.element_size()
+        # Exactly these classes: a subclass computes something else.
+        kind = type(getattr(module, "quant_method", None))
+        replaced = kind is UnquantizedLinearMethod or (module is head and kind is UnquantizedEmbeddingMethod)
+        if replaced and isinstance(weight, torch.Tensor) and can_pack(weight):
+            module.quant_method = PackedLinearMethod() if kind is UnquantizedLinearMethod else PackedHeadMethod()
+            size += weight.numel() * copy_dtype(weight).itemsize
     if size:
         logger.info("packed %.0f MB of weights for oneDNN; %s=0 saves the memory", size / 1e6, PACKED_WEIGHTS)
     return size
@@ -83,5 +92,5 @@ def renew_weights(model: nn.Module) -> None:
     """Make every packed layer of a model read its weight again, after an update of weights while serving."""
     for module in model.modules():
         method = getattr(module, "quant_method", None)
-        if isinstance(method, PackedLinearMethod):
+        if isinstance(method, _Packed):
             method.renew()

@@ -16,7 +16,7 @@ from sgl_dspark.data.cache import Conversation, weights_sha256
 from sgl_dspark.data.template import ChatEncoder
 from sgl_dspark.errors import ConfigError, DataError
 from sgl_dspark.model.checkpoint import save_drafter
-from sgl_dspark.model.device import device_of
+from sgl_dspark.model.device import computes_bf16, device_of
 from sgl_dspark.model.drafter import Drafter
 from sgl_dspark.model.eagle3 import Eagle3Drafter, save_eagle3
 from sgl_dspark.model.provenance import write_provenance
@@ -224,6 +224,7 @@ class _Run:
             "target_sha256": weights_sha256(self.recipe.target),
             "steps": self.trainer.step,
             "supervised_tokens": self.trainer.tokens,
+            "arithmetic": "bf16" if self.trainer.options.bf16 else "fp32",
             **self._decides,
         }
 
@@ -284,14 +285,16 @@ def _trainer(
     draft: Draft = kind(draft_config(config, recipe.draft, wanted)).to(device)
     embed, head = load_embeddings(recipe.target, torch.float32, device)
     draft.share_embeddings(embed, head)
+    bf16 = recipe.optim.bf16 and computes_bf16(device)
+    arithmetic = "bf16" if bf16 else "fp32, as this processor has no bf16" if recipe.optim.bf16 else "fp32"
     vocabulary = None
     if recipe.vocabulary.sample:
         core = (source.label_counts(config.vocab_size) >= recipe.vocabulary.core_count).nonzero().flatten()
         log(f"sampled vocabulary: core of {len(core)} ids, {recipe.vocabulary.sample} of the rest a step")
-        dtype = torch.bfloat16 if recipe.optim.bf16 else torch.float32
+        dtype = torch.bfloat16 if bf16 else torch.float32
         vocabulary = SampledVocabulary(head.to(dtype), core, recipe.vocabulary.sample)
     sample = (select(c, columns) for c in itertools.islice(source.all(), _SCALE_SAMPLE))
     scale = measure_feature_scale(sample)
     count = sum(p.numel() for p in draft.parameters() if p.requires_grad)
-    log(f"{count / 1e6:.2f}M trained parameters, {ranks.world} rank(s) on {device.type}")
-    return Trainer(draft, training_options(recipe), scale, vocabulary, ranks, recipe.strategy)
+    log(f"{count / 1e6:.2f}M trained parameters, {ranks.world} rank(s) on {device.type}, {arithmetic}")
+    return Trainer(draft, replace(training_options(recipe), bf16=bf16), scale, vocabulary, ranks, recipe.strategy)

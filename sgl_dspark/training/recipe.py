@@ -175,7 +175,7 @@ class OptimSection(_Section):
         Blocks a conversation, at most.
     learning_rate, clip_norm, weight_decay : float
     bf16 : bool
-        bf16 arithmetic with fp32 master weights.
+        bf16 arithmetic with fp32 master weights, where the device has it; fp32 elsewhere.
     seed : int
         Of initialisation, order, anchors and sampled vocabulary.
     """

@@ -10,12 +10,14 @@ from torch import nn
 
 pytest.importorskip("sglang")
 
-from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod, UnquantizedLinearMethod
 
 from dspark_sglang import packed_weights
-from dspark_sglang.packed_weights import PackedLinearMethod, pack_weights, renew_weights
+from dspark_sglang.packed_weights import PackedHeadMethod, PackedLinearMethod, pack_weights, renew_weights
 from sgl_dspark.errors import ConfigError
-from sgl_dspark.model.packed import Linear, can_pack, frozen_linear, padded_rows
+from sgl_dspark.model import packed
+from sgl_dspark.model.packed import Linear, can_pack, copy_dtype, frozen_linear, padded_rows
 
 
 class Layer(nn.Module):
@@ -65,10 +67,50 @@ def test_only_plain_layers_of_a_dtype_with_kernels_are_replaced() -> None:
     plain = [Layer(torch.bfloat16), Layer(torch.float32)]
     size = pack_weights(nn.ModuleList([half, special, *plain, nn.Linear(4, 4)]))
     packed = [can_pack(layer.weight) for layer in plain]
-    assert size == 48 * 32 * (2 * packed[0] + 4 * packed[1])
+    assert size == 48 * 32 * (copy_dtype(plain[0].weight).itemsize * packed[0] + 4 * packed[1])
     assert [isinstance(layer.quant_method, PackedLinearMethod) for layer in plain] == packed
     assert type(half.quant_method) is UnquantizedLinearMethod
     assert type(special.quant_method) is Special
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="nothing is packed without AVX-512")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_is_packed_and_an_embedding_stays_one(dtype: torch.dtype, tied: bool) -> None:
+    model = nn.Module()
+    model.embed_tokens = Layer(dtype, UnquantizedEmbeddingMethod())
+    model.lm_head = model.embed_tokens if tied else Layer(dtype, UnquantizedEmbeddingMethod())
+    pack_weights(model)
+    assert type(model.lm_head.quant_method) is PackedHeadMethod
+    assert isinstance(model.embed_tokens.quant_method, PackedHeadMethod) == tied
+    ids, x = torch.tensor([3, 7]), torch.randn(5, 32).to(dtype)
+    embedded = model.embed_tokens.quant_method.embedding(model.embed_tokens, ids)
+    assert torch.equal(embedded, model.embed_tokens.weight[ids])
+    # SGLang's own choice between a head's method and a product of its own.
+    unbuffered = SimpleNamespace(use_fp32_lm_head=False, use_fp32_lm_head_output=False)
+    logits = LogitsProcessor._compute_lm_head(unbuffered, x, model.lm_head)  # type: ignore[arg-type]
+    tolerance = {"rtol": 2e-2, "atol": 5e-2} if dtype == torch.bfloat16 else {}
+    assert logits.dtype == dtype
+    torch.testing.assert_close(logits.float(), x.float() @ model.lm_head.weight.T.float(), **tolerance)
+    model.lm_head.weight.data.zero_()
+    renew_weights(model)
+    assert not LogitsProcessor._compute_lm_head(unbuffered, x, model.lm_head).any()  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="nothing is packed without AVX-512")
+@pytest.mark.parametrize("rows", [1, 2, 9, 40])
+def test_a_bf16_weight_is_multiplied_in_fp32_where_a_processor_has_no_bf16(
+    monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Rounded once, at the end: no further from the exact product than half a unit in the last place."""
+    monkeypatch.setattr(packed, "computes_bf16", lambda device: False)
+    weight, x = Layer(torch.bfloat16).weight, torch.randn(rows, 32).bfloat16()
+    exact = x.double() @ weight.T.double()
+    found = frozen_linear(weight)(x)
+    assert found.dtype == torch.bfloat16
+    assert found.shape == exact.shape
+    assert ((found.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-5).all()
+    assert torch.equal(frozen_linear(weight)(x[None])[0], found)
 
 
 def test_products_come_in_few_sizes_that_waste_little() -> None:
