@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
+from uuid import uuid4
 
 from aiohttp import web
 
@@ -89,7 +90,9 @@ class MockServer:
         return web.Response()
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": MODEL, "max_model_len": self.script.context}]})
+        return web.json_response(
+            {"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": self.script.context}]}
+        )
 
     async def _metrics(self, _: web.Request) -> web.Response:
         values = {
@@ -172,7 +175,7 @@ class _Answer:
 
     def __init__(self, script: Script, body: dict[str, Any]) -> None:
         self.script = script
-        self.limit = int(body.get("max_tokens") or script.max_tokens)
+        self.limit = int(body.get("max_completion_tokens") or body.get("max_tokens") or script.max_tokens)
         natural = None if body.get("ignore_eos") else script.natural_length
         self.length = self.limit if natural is None else min(self.limit, natural)
         self.reason = "length" if self.length == self.limit else "stop"
@@ -183,6 +186,8 @@ class _Answer:
         self.include_usage = bool(options.get("include_usage"))
         self.details = bool(body.get("return_spec_tokens_details")) and script.gamma > 0
         self.sent = self.rounds = self.correct = 0
+        # What every chunk of OpenAI's has; clients other than ours read no chunk without it.
+        self._head = {"id": f"chatcmpl-{uuid4().hex}", "object": "chat.completion.chunk", "created": 0, "model": MODEL}
 
     def text(self, count: int) -> bytes:
         """Return the next ``count`` tokens."""
@@ -195,7 +200,7 @@ class _Answer:
 
     def chunk(self, delta: dict[str, str], reason: str | None = None) -> bytes:
         """Return one chunk with a choice."""
-        data: dict[str, Any] = {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+        data: dict[str, Any] = {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
         if self.continuous:
             data["usage"] = self._usage()
         return b"data: " + json.dumps(data).encode() + b"\n\n"
@@ -209,9 +214,9 @@ class _Answer:
                 "spec_num_correct_drafts": self.correct,
                 "spec_num_proposed_drafts": self.rounds * self.script.gamma,
             }
-            parts.append(_event({"choices": [], "sglext": {"spec_tokens_details": details}}))
+            parts.append(_event({**self._head, "choices": [], "sglext": {"spec_tokens_details": details}}))
         if self.include_usage:
-            parts.append(_event({"choices": [], "usage": self._usage()}))
+            parts.append(_event({**self._head, "choices": [], "usage": self._usage()}))
         return b"".join([*parts, b"data: [DONE]\n\n"])
 
     def _usage(self) -> dict[str, int]:
