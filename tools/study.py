@@ -199,9 +199,8 @@ def conduct(name: str, args: Namespace) -> None:
     answers = sum(e.conversations for cache in caches for e in TargetCache.open(cache).shards)
     size = answers if args.cache else args.prompts
     about = study_report.About(
-        name, experiment.title, experiment.reference, experiment.pair,
-        (args.steps or experiment.steps) if trains else 0, seeds, answers,
-        "" if size is None or not trains else f" --prompts {size}",
+        name, experiment.title, experiment.reference, experiment.pair, args.steps or experiment.steps, seeds, answers,
+        "" if size is None else f" --prompts {size}",
     )  # fmt: skip
     path = experiment.report(about, found, args.out)
     study_runs.say(f"{path} written; this call took {time.monotonic() - started:.0f} s")
@@ -232,6 +231,10 @@ def main() -> int:
     unknown = [name for name in args.experiments if name not in EXPERIMENTS]
     if unknown:
         parser.error(f"unknown experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}")
+    made = (args.cache, args.prompts, args.steps)
+    trainless = [name for name in args.experiments if EXPERIMENTS[name].steps == 0]
+    if trainless and any(given is not None for given in made):
+        parser.error(f"{trainless[0]} is of the committed draft: --cache, --prompts and --steps mean nothing to it")
     for name in args.experiments:
         conduct(name, args)
     return 0

@@ -65,7 +65,7 @@ def pack_weights(model: nn.Module) -> int:
     if not switched_on(PACKED_WEIGHTS):
         return 0
     size = 0
-    head = getattr(model, "lm_head", None)
+    head = None if _head_has_its_own_arithmetic(model) else getattr(model, "lm_head", None)
     for module in model.modules():
         weight = getattr(module, "weight", None)
         # Exactly these classes: a subclass computes something else.
@@ -77,6 +77,14 @@ def pack_weights(model: nn.Module) -> int:
     if size:
         logger.info("packed %.0f MB of weights for oneDNN; %s=0 saves the memory", size / 1e6, PACKED_WEIGHTS)
     return size
+
+
+def _head_has_its_own_arithmetic(model: nn.Module) -> bool:
+    """Whether flags ask for a head in fp32 or as a trainer computes it: SGLang asks the head's method first."""
+    processor = getattr(model, "logits_processor", None)
+    return bool(
+        getattr(processor, "use_fp32_lm_head", False) or getattr(processor, "rl_on_policy_target", None) is not None
+    )
 
 
 def row_sizes(model: nn.Module, most: int) -> list[int] | None:

@@ -61,21 +61,24 @@ class SettledSampler:
         mixed = sampling_info.is_any_greedy and not sampling_info.is_all_greedy
         if seeded is None and ends is None and not mixed:
             return self._sampler(logits_output, sampling_info, return_logprob, *rest, **named)
-        had, sampling_info.has_custom_logit_processor = sampling_info.has_custom_logit_processor, False
-        if custom is not None:
-            logits = logits_output.next_token_logits
-            process(logits, [1] * len(logits), custom, None)
-        processed = self._sampler._preprocess_logits(logits_output.next_token_logits, sampling_info)
-        if ends is not None:
-            leave_an_end(processed, ends)
-        if return_logprob:
-            named.setdefault("logprob_logits", processed.clone())
-        if mixed:
-            force_greedy(processed, sampling_info.top_ks <= 1)
-        if seeded is not None:
-            force_choices(processed, sampling_info, seeded)
-        logits_output.next_token_logits = processed
+        had = sampling_info.has_custom_logit_processor
         try:
+            if custom is not None:
+                sampling_info.has_custom_logit_processor = False
+                logits = logits_output.next_token_logits
+                process(logits, [1] * len(logits), custom, None)
+            processed = self._sampler._preprocess_logits(logits_output.next_token_logits, sampling_info)
+            if ends is not None:
+                leave_an_end(processed, ends)
+            if return_logprob:
+                named.setdefault("logprob_logits", processed.clone())
+            if mixed:
+                force_greedy(processed, sampling_info.top_ks <= 1)
+            if seeded is not None:
+                force_choices(processed, sampling_info, seeded)
+            logits_output.next_token_logits = processed
+            # They have had their say, here or in SGLang's own preprocessing.
+            sampling_info.has_custom_logit_processor = False
             return self._sampler(logits_output, sampling_info, return_logprob, *rest, **named)
         finally:
             sampling_info.has_custom_logit_processor = had

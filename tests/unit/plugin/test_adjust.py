@@ -18,6 +18,7 @@ from dspark_sglang.adjust.adjuster import Adjuster
 from dspark_sglang.adjust.answers import Answers
 from dspark_sglang.adjust.grammars import GrammarWalk
 from dspark_sglang.adjust.prefill import SettledSampler, leave_an_end
+from dspark_sglang.adjust.processors import ProcessedRequests
 from dspark_sglang.adjust.seeds import SeededRequests, following, move_on
 from dspark_sglang.adjust.step import Biases, StepAdjustments
 from sgl_dspark.sampling.block import DraftBlock
@@ -272,11 +273,12 @@ def test_a_first_token_of_tied_logits_is_the_same_alone_and_beside_a_sampled_nei
 
 def test_what_was_prepared_for_a_prefill_that_was_not_sampled_is_dropped() -> None:
     sampler = SettledSampler(None)
-    sampler.seeded, sampler.ends = (
-        SeededRequests(torch.tensor([0]), torch.tensor([1]), torch.tensor([2])),
-        torch.ones(1),
-    )
-    plain = SimpleNamespace(_sampler=sampler, _look=lambda _: (None, None, np.zeros(3, np.uint8)))
-    Adjuster.before_prefill(plain, SimpleNamespace(reqs=[None] * 3))  # type: ignore[arg-type]
+    sampler.seeded = SeededRequests(torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
+    sampler.ends = torch.ones(1)
+    sampler.processed = ProcessedRequests({}, [], {}, {})
+    adjuster: Any = SimpleNamespace(_sampler=sampler, _look=lambda _: (None, None, np.zeros(3, np.uint8)))
+    batch: Any = SimpleNamespace(reqs=[None] * 3)
+    Adjuster.before_prefill(adjuster, batch)
     assert sampler.seeded is None
     assert sampler.ends is None
+    assert sampler.processed is None

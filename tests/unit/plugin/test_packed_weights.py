@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,13 @@ def copying(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_weights, "frozen_linear", frozen)
 
 
+@pytest.fixture
+def packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack on every CPU, where only speed would speak against it."""
+    for module in (packed, packed_weights):
+        monkeypatch.setattr(module, "can_pack", lambda weight: True)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_packed_layers_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
     layer, method = Layer(dtype), PackedLinearMethod()
@@ -73,7 +81,7 @@ def test_only_plain_layers_of_a_dtype_with_kernels_are_replaced() -> None:
     assert type(special.quant_method) is Special
 
 
-@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="nothing is packed without AVX-512")
+@pytest.mark.usefixtures("packing")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_head_is_packed_and_an_embedding_stays_one(dtype: torch.dtype, tied: bool) -> None:
@@ -87,17 +95,36 @@ def test_a_head_is_packed_and_an_embedding_stays_one(dtype: torch.dtype, tied: b
     embedded = model.embed_tokens.quant_method.embedding(model.embed_tokens, ids)
     assert torch.equal(embedded, model.embed_tokens.weight[ids])
     # SGLang's own choice between a head's method and a product of its own.
-    unbuffered = SimpleNamespace(use_fp32_lm_head=False, use_fp32_lm_head_output=False)
-    logits = LogitsProcessor._compute_lm_head(unbuffered, x, model.lm_head)  # type: ignore[arg-type]
+    unbuffered: Any = SimpleNamespace(use_fp32_lm_head=False, use_fp32_lm_head_output=False)
+    logits = LogitsProcessor._compute_lm_head(unbuffered, x, model.lm_head)
     tolerance = {"rtol": 2e-2, "atol": 5e-2} if dtype == torch.bfloat16 else {}
     assert logits.dtype == dtype
     torch.testing.assert_close(logits.float(), x.float() @ model.lm_head.weight.T.float(), **tolerance)
     model.lm_head.weight.data.zero_()
     renew_weights(model)
-    assert not LogitsProcessor._compute_lm_head(unbuffered, x, model.lm_head).any()  # type: ignore[arg-type]
+    assert not LogitsProcessor._compute_lm_head(unbuffered, x, model.lm_head).any()
 
 
-@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="nothing is packed without AVX-512")
+@pytest.mark.usefixtures("packing")
+@pytest.mark.parametrize(
+    ("flags", "replaced"),
+    [
+        ({"use_fp32_lm_head": False, "rl_on_policy_target": None}, True),
+        ({"use_fp32_lm_head": True, "rl_on_policy_target": None}, False),
+        ({"use_fp32_lm_head": False, "rl_on_policy_target": "fsdp"}, False),
+    ],
+)
+def test_a_head_whose_arithmetic_flags_ask_for_stays_sglangs(flags: dict[str, Any], replaced: bool) -> None:
+    model = nn.Module()
+    model.lm_head = Layer(torch.bfloat16, UnquantizedEmbeddingMethod())
+    model.logits_processor = nn.Module()
+    for name, value in flags.items():
+        setattr(model.logits_processor, name, value)
+    assert bool(pack_weights(model)) == replaced
+    assert isinstance(model.lm_head.quant_method, PackedHeadMethod) == replaced
+
+
+@pytest.mark.usefixtures("packing")
 @pytest.mark.parametrize("rows", [1, 2, 9, 40])
 def test_a_bf16_weight_is_multiplied_in_fp32_where_a_processor_has_no_bf16(
     monkeypatch: pytest.MonkeyPatch, rows: int
