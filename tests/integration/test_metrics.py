@@ -111,8 +111,9 @@ def test_the_traffic_had_everything_in_it(watched: Watched) -> None:
 
 
 def test_speed_and_attainment_are_what_clients_timed(dspark: ServerProcess, watched: Watched) -> None:
-    """Short streams, by the server's counters and by the clock of the client that benchmarks use.
+    """By the server's counters and by the clock of the client that benchmarks use.
 
+    Streams are short, so that none has a rest after its last span, which attainment leaves out.
     The share of time at an anchor lies between the shares, of the time that clients waited, of those that met it by 3 %
     and that missed it by less; and the two clocks tell times that differ by less than 3 %.
     """

@@ -28,12 +28,15 @@ class Positions:
         What was served.
     laws : fp64 [N, V]
         The target's law there, under the texts' own settings.
+    plain_laws : fp64 [N, V]
+        The same without what adjusted the logits.
     block : DraftBlock
         One draft for each position, drawn at temperature 1 after the served prefix.
     """
 
     tokens: Tensor
     laws: Tensor
+    plain_laws: Tensor
     block: DraftBlock
 
     @property
@@ -95,8 +98,7 @@ def served_positions(
             drafter(), hidden, ids.gather(1, anchors)[keep], torch.ones(len(hidden)), generator=generator
         )
         logits = out.logits[torch.arange(len(part))[:, None], anchors][keep]
-        logits = torch.cat(
-            [adjusted(own, a) for own, (_, a) in zip(logits.split([len(a) for _, a in part]), part, strict=True)]
-        )
+        plain, lengths = warped(logits, 1.0, top_k, top_p), [len(a) for _, a in part]
+        logits = torch.cat([adjusted(own, a) for own, (_, a) in zip(logits.split(lengths), part, strict=True)])
         tokens = torch.tensor([token for _, answer in part for token in answer])
-        yield Positions(tokens, warped(logits, 1.0, top_k, top_p), block)
+        yield Positions(tokens, warped(logits, 1.0, top_k, top_p), plain, block)
