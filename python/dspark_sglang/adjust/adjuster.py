@@ -15,7 +15,8 @@ from dspark_sglang.adjust.grammars import GrammarWalk
 from dspark_sglang.adjust.prefill import SettledSampler, continue_penalties
 from dspark_sglang.adjust.processors import ProcessedRequests
 from dspark_sglang.adjust.seeds import SeededRequests
-from dspark_sglang.adjust.step import Biases, PenalisedRequests, StepAdjustments
+from dspark_sglang.adjust.settings import Biases, PenalisedRequests
+from dspark_sglang.adjust.step import StepAdjustments
 from sgl_dspark.sampling.penalties import Penalties
 
 if TYPE_CHECKING:

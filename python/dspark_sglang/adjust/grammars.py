@@ -78,17 +78,19 @@ class GrammarWalk:
         """List the requests whose next token is known to be bound; none if the backend's masks cannot be read."""
         return [request for request, is_open in self._open.items() if is_open] if self._packed else []
 
-    def banned(self, requests: Sequence[int], candidates: Tensor | None) -> Tensor:
+    def banned(self, requests: Sequence[int], candidates: Tensor | None, num_logits: int) -> Tensor:
         """Tell which tokens may not come next, for some of `open_requests`.
 
         Parameters
         ----------
         candidates : int64 [n, S] or None
             Of each request; None for the vocabulary.
+        num_logits : int
+            S, or tokens that the draft has logits for, at most V.
 
         Returns
         -------
-        bool [n, S or V]
+        bool [n, num_logits]
         """
         rows = [self._place[request] * self._width + self._accepted[request] for request in requests]
         words = self._words[rows]
@@ -96,8 +98,7 @@ class GrammarWalk:
             at = candidates.numpy()
             found = (np.take_along_axis(words, at // _WORD, 1) >> (at % _WORD)) & 1
         else:
-            bits = (words[:, :, np.newaxis] >> np.arange(_WORD, dtype=np.int32)) & 1
-            found = bits.reshape(len(rows), -1)[:, : self._vocab_size]
+            found = np.unpackbits(words.view(np.uint8), axis=1, count=num_logits, bitorder="little")
         return torch.from_numpy(found == 0)
 
     def apply(self, logits: Tensor, window: VerifyWindow, drafts: Sequence[Sequence[int]] | None) -> None:
@@ -109,7 +110,7 @@ class GrammarWalk:
             Drafted tokens of every request; None if nothing was drafted.
         """
         mask = self._some.allocate_vocab_mask(vocab_size=self._vocab_size, batch_size=logits.shape[0], device="cpu")
-        first = 0
+        mask_rows, first = mask.numpy(), 0
         lens = window.verify_lens_list
         for request, length in enumerate(lens):
             if request in self.grammars:
@@ -117,7 +118,7 @@ class GrammarWalk:
                     self.advance(request, token)
                 rows = min(length, self._accepted[request] + 1)
                 start = self._place[request] * self._width
-                mask[first : first + rows] = self._masks[start : start + rows]
+                mask_rows[first : first + rows] = self._words[start : start + rows]
             first += length
         self._some.apply_vocab_mask(logits=logits, vocab_mask=self._some.move_vocab_mask(mask, logits.device))
 

@@ -20,7 +20,8 @@ from dspark_sglang.adjust.grammars import GrammarWalk
 from dspark_sglang.adjust.prefill import SettledSampler, leave_an_end
 from dspark_sglang.adjust.processors import ProcessedRequests
 from dspark_sglang.adjust.seeds import SeededRequests, following, move_on
-from dspark_sglang.adjust.step import Biases, StepAdjustments
+from dspark_sglang.adjust.settings import Biases
+from dspark_sglang.adjust.step import StepAdjustments
 from sgl_dspark.sampling.block import DraftBlock
 from tests.support import pair
 from tests.unit.plugin.test_sampling_bridge import window_of
