@@ -16,8 +16,8 @@ if os.environ.get("CI"):
 def pytest_collection_finish() -> None:
     """Take the million objects of imported libraries out of what the garbage collector walks through.
 
-    A full collection took more than half a second, for which a test's own clients stood still: what they timed was off
-    by several percent from what their server had counted.
+    A full collection takes more than half a second there, for which a test's own clients stand still and their server
+    does not: several percent of what a few waves of short streams take.
     """
     gc.collect()
     gc.freeze()
