@@ -74,7 +74,7 @@ def served_positions(
     generator: torch.Generator,
     top_k: int = 0,
     top_p: float = 1.0,
-    adjusted: Callable[[Tensor, Sequence[int]], Tensor] = lambda logits, _: logits,
+    adjusted: Callable[[Tensor, Sequence[int]], Tensor] | None = None,
 ) -> Iterator[Positions]:
     """Yield the positions of answers served at temperature 1, some texts at a time; texts of like length together.
 
@@ -98,7 +98,10 @@ def served_positions(
             drafter(), hidden, ids.gather(1, anchors)[keep], torch.ones(len(hidden)), generator=generator
         )
         logits = out.logits[torch.arange(len(part))[:, None], anchors][keep]
-        plain, lengths = warped(logits, 1.0, top_k, top_p), [len(a) for _, a in part]
-        logits = torch.cat([adjusted(own, a) for own, (_, a) in zip(logits.split(lengths), part, strict=True)])
+        plain = laws = warped(logits, 1.0, top_k, top_p)
+        if adjusted is not None:
+            owns = logits.split([len(a) for _, a in part])
+            logits = torch.cat([adjusted(own, a) for own, (_, a) in zip(owns, part, strict=True)])
+            laws = warped(logits, 1.0, top_k, top_p)
         tokens = torch.tensor([token for _, answer in part for token in answer])
-        yield Positions(tokens, warped(logits, 1.0, top_k, top_p), plain, block)
+        yield Positions(tokens, laws, plain, block)

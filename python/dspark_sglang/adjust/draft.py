@@ -60,12 +60,12 @@ class DraftAdjustment:
 
         self._num_rows = num_requests if row_of is None else len(row_of)
         self._biases, self._walk = biases, grammar
-        self._penalties = _Penalties(penalised, row_of, self._num_rows) if penalised is not None else None
+        self._penalties = None
+        if penalised is not None and (concerned := rows(penalised.places)):
+            self._penalties = _Penalties(penalised, dict(concerned), self._num_rows)
         self._added, self._barred = rows(list(biases.added)), rows(list(biases.barred))
         self._constrained = dict(rows(list(grammar.grammars))) if grammar is not None else {}
-        has_penalties = self._penalties is not None and self._penalties.concerns_any
-        self._penalties = self._penalties if has_penalties else None
-        self.concerns_any = bool(has_penalties or self._added or self._barred or self._constrained)
+        self.concerns_any = bool(self._penalties or self._added or self._barred or self._constrained)
 
     def adjust(self, slot: int, logits: Tensor, candidates: Tensor | None, drafts: Sequence[Tensor]) -> Tensor:
         """Give the logits to draw slot ``slot`` from; see `sgl_dspark.sampling.protocols.SlotAdjustment`."""
@@ -113,20 +113,19 @@ class DraftAdjustment:
 
 
 class _Penalties:
-    """Penalties of what is drafted: everything that does not change from slot to slot."""
+    """Penalties of what is drafted: everything that does not change from slot to slot.
 
-    def __init__(self, one: PenalisedRequests, row_of: dict[int, int] | None, num_rows: int) -> None:
-        drafted = [n for n, place in enumerate(one.places) if row_of is None or place in row_of]
-        rows = [one.places[n] if row_of is None else row_of[one.places[n]] for n in drafted]
-        self.concerns_any = bool(rows)
-        self._answers, device = one.answers, one.rows.device
-        whole = len(drafted) == len(one.places)
-        index = None if whole else torch.tensor(drafted, dtype=torch.int64, device=device)
-        self._table = one.rows if index is None else one.rows[index]
-        self._coefficients = one.penalties if index is None else one.penalties.select(index)
+    ``row_of`` gives the row of each place that is drafted and penalised, at least one, in the order of places.
+    """
+
+    def __init__(self, one: PenalisedRequests, row_of: dict[int, int], num_rows: int) -> None:
+        self._answers, self._table, self._coefficients = one.answers, one.rows, one.penalties
+        device, rows = one.rows.device, list(row_of.values())
+        if len(rows) < len(one.places):
+            index = torch.tensor([n for n, place in enumerate(one.places) if place in row_of], device=device)
+            self._table, self._coefficients = one.rows[index], one.penalties.select(index)
         # None: every row, in order.
-        everywhere = rows == list(range(num_rows))
-        self._rows = None if everywhere else torch.tensor(rows, dtype=torch.int64, device=device)
+        self._rows = None if rows == list(range(num_rows)) else torch.tensor(rows, device=device)
         self._counts: Tensor | None = None
         self._counted = 0
 
